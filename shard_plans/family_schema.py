@@ -1,0 +1,54 @@
+"""Shape of a family table, as a JSON schema; what rows, dimensions and expressions mean is read by their own parsers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_EXPRESSION: dict[str, Any] = {
+    "anyOf": [
+        {"type": ["string", "integer"]},
+        {"type": "array", "items": {"type": ["string", "integer"]}, "minItems": 1},
+    ]
+}
+_NAME: dict[str, Any] = {"type": "string", "pattern": "^[a-z][a-z0-9_]*$"}
+_KIND: dict[str, Any] = {"type": "object", "propertyNames": _NAME, "additionalProperties": _EXPRESSION}
+
+FAMILY_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["family", "match"],
+    "if": {"not": {"required": ["extends"]}},
+    "then": {"required": ["sizes", "layers", "prefix", "tensors", "blocks"]},
+    "additionalProperties": False,
+    "properties": {
+        "family": _NAME,
+        "match": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        "extends": _NAME,
+        "expect": {"type": "object", "additionalProperties": {"type": "array", "minItems": 1}},
+        "sizes": {"type": "object", "propertyNames": _NAME, "additionalProperties": _EXPRESSION},
+        "uneven": {
+            "type": "object",
+            "additionalProperties": {"type": "string", "pattern": "^(refuse|repeat|whole|pad [1-9][0-9]{0,5})$"},
+        },
+        "layers": {
+            "type": "object",
+            "properties": {
+                "count": _EXPRESSION,
+                "mtp": {"type": "object", "required": ["count"], "additionalProperties": _EXPRESSION},
+            },
+            "additionalProperties": _KIND,
+        },
+        "prefix": {"type": "string"},
+        "tensors": {
+            "type": "object",
+            "additionalProperties": {"type": "object", "additionalProperties": {"type": ["string", "null"]}},
+        },
+        "blocks": {
+            "type": "object",
+            "additionalProperties": {
+                "type": "object",
+                "propertyNames": _NAME,
+                "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+            },
+        },
+    },
+}
