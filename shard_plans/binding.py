@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from shard_plans.checkpoint import Checkpoint
 from shard_plans.dims import Dim, extent
+from shard_plans.dtypes import DTYPE_BITS
 from shard_plans.errors import CheckpointError
 from shard_plans.expressions import MissingKey, evaluate
 from shard_plans.family import Family
@@ -34,6 +36,11 @@ class Part:
     shape: tuple[int, ...]
     tensors: Numbers = field(compare=False, repr=False)
     """Numbers of the stored tensors in the checkpoint: one an expert in order, or one."""
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes of all its stored tensors."""
+        return len(self.tensors) * math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +144,7 @@ def _wanted(row: Row, model: Model) -> bool:
     try:
         return bool(evaluate(row.condition, model.config, dict(model.sizes)))
     except MissingKey:
-        return False                                      # a key that isn't there is a feature that isn't there
+        return False  # a key that isn't there is a feature that isn't there
 
 
 def _parameter(
@@ -162,7 +169,9 @@ def _parameter(
         _refuse_lost_scale(checkpoint, names, row, index, values, format)
     shape = tuple(extent(dim, model.sizes) for dim in row.dims)
     stage = "mtp" if layer is not None and layer.mtp else row.section.stage
-    parts = [_part(checkpoint, "values", where, values, shape, _value_dtypes(row, format if scale is not None else None))]
+    parts = [
+        _part(checkpoint, "values", where, values, shape, _value_dtypes(row, format if scale is not None else None))
+    ]
     block = None
     if scale is not None:
         assert format is not None
@@ -210,7 +219,8 @@ def _part(
             )
         if checkpoint.dtypes[number] not in dtypes:
             raise CheckpointError(
-                f"{checkpoint.folder}: tensor {name} is stored as {checkpoint.dtypes[number]}, allowed: {', '.join(dtypes)}"
+                f"{checkpoint.folder}: tensor {name} is stored as {checkpoint.dtypes[number]}, "
+                f"allowed: {', '.join(dtypes)}"
             )
         if checkpoint.dtypes[number] != dtype:
             raise CheckpointError(
@@ -218,4 +228,3 @@ def _part(
                 f"{checkpoint.names[int(tensors[0])]} as {dtype}; experts of one layer must share a type to be stacked"
             )
     return Part(kind, pattern, dtype, shape, tensors)
-

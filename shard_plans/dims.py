@@ -96,6 +96,9 @@ def _sum(tokens: list[str], text: str, depth: int) -> tuple[Dim, list[str]]:
             if tokens[:1] != ["*"]:
                 break
             tokens = tokens[1:]
+        marked = [axis for f in factors for axis in ({m[0] for m in f.inner.marks} if f.inner else {f.axis} - {None})]
+        if len(marked) != len(set(marked)):
+            raise FamilyError(f"dimension {text!r} cuts one product twice along {marked[0]}; its ranks would not cover it")
         terms.append(tuple(factors))
         if tokens[:1] != ["+"]:
             return Dim(tuple(terms), text), tokens
@@ -140,7 +143,7 @@ def _count(factor: Factor, sizes: Mapping[str, int], text: str) -> int:
         return factor.number
     if factor.inner is not None:
         return extent(factor.inner, sizes)
-    if factor.size not in sizes:
+    if factor.size is None or factor.size not in sizes:
         raise FamilyError(f"dimension {text!r} names the size {factor.size!r}, which the table doesn't define")
     return sizes[factor.size]
 
@@ -161,7 +164,11 @@ def take(dim: Dim, sizes: Mapping[str, int], uneven: Mapping[str, str], shares: 
 
 
 def _take_product(
-    term: tuple[Factor, ...], sizes: Mapping[str, int], uneven: Mapping[str, str], shares: Mapping[str, Share], text: str
+    term: tuple[Factor, ...],
+    sizes: Mapping[str, int],
+    uneven: Mapping[str, str],
+    shares: Mapping[str, Share],
+    text: str,
 ) -> tuple[Taken, int]:
     runs: tuple[tuple[int, int], ...] = ((0, 1),)
     length = whole = 1
@@ -169,7 +176,7 @@ def _take_product(
         count = _count(factor, sizes, text)
         if factor.inner is not None:
             outer = take(factor.inner, sizes, uneven, shares)
-        elif factor.axis in shares and factor.size is not None:
+        elif factor.axis is not None and factor.size is not None and factor.axis in shares:
             outer = take_size(factor.size, count, uneven.get(factor.size, "refuse"), factor.axis, shares[factor.axis])
         else:
             outer = Taken(((0, count),) if count else (), count)

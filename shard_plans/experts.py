@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from shard_plans.errors import PlanError
 from shard_plans.grid import Grid
@@ -72,7 +73,7 @@ def contiguous(experts: int, ep: int) -> Slots:
     """Experts dealt in order over `ep` slots; where they don't divide, the first slots hold one more."""
     base, more = divmod(experts, ep)
     starts = [slot * base + min(slot, more) for slot in range(ep + 1)]
-    return tuple(tuple(range(start, stop)) for start, stop in zip(starts, starts[1:], strict=False))
+    return tuple(tuple(range(start, stop)) for start, stop in pairwise(starts))
 
 
 def parse_ids(text: str) -> tuple[int, ...]:

@@ -137,10 +137,8 @@ def _present(value: Any, key: str, text: str) -> Any:
     return value
 
 
-def first_value(
-    texts: str | int | list[Any], config: Mapping[str, Any], scope: Mapping[str, Any] | None = None
-) -> Any:
-    """The first alternative whose keys exist and are not null; raises the first alternative's MissingKey if none does."""
+def first_value(texts: str | int | list[Any], config: Mapping[str, Any], scope: Mapping[str, Any] | None = None) -> Any:
+    """The first alternative whose keys exist and are not null; MissingKey of the first one if none does."""
     missing: MissingKey | None = None
     for text in texts if isinstance(texts, list) else [texts]:
         if not isinstance(text, str):

@@ -49,7 +49,9 @@ def known_families() -> dict[str, str]:
         data, _ = load_yaml(path, f"family table {path.stem}")
         for model_type in data["match"]:
             if model_type in found:
-                raise FamilyError(f"model_type {model_type!r} is claimed by the tables {found[model_type]} and {path.stem}")
+                raise FamilyError(
+                    f"model_type {model_type!r} is claimed by the tables {found[model_type]} and {path.stem}"
+                )
             found[model_type] = path.stem
     return found
 
@@ -123,16 +125,16 @@ def parse_family(table: dict[str, Any]) -> Family:
     rows: list[Row] = []
     for text, section_rows in table["tensors"].items():
         section = parse_section(text)
-        rows += [parse_row(name, row, section, table["prefix"]) for name, row in section_rows.items() if row is not None]
+        rows += [
+            parse_row(name, row, section, table["prefix"]) for name, row in section_rows.items() if row is not None
+        ]
     for kind, values in layers.items():
         if not isinstance(values, dict):
             raise FamilyError(f"family {table['family']}: layers / {kind} lists no values")
     for row in rows:
         if row.section.kind is not None and row.section.kind[1] not in layers.get(row.section.kind[0], {}):
             raise FamilyError(f"family {table['family']}: row {row.name!r} is in a section of an undefined layer kind")
-    blocks = tuple(
-        (None if text == "model" else parse_section(text), words) for text, words in table["blocks"].items()
-    )
+    blocks = tuple((None if text == "model" else parse_section(text), words) for text, words in table["blocks"].items())
     return Family(
         table["family"], tuple(table["match"]), {key: tuple(values) for key, values in table.get("expect", {}).items()},
         table["sizes"], table.get("uneven", {}), count, mtp, layers, tuple(rows), blocks, dump_yaml(table),

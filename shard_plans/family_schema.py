@@ -1,4 +1,4 @@
-"""Shape of a family table, as a JSON schema; what rows, dimensions and expressions mean is read by their own parsers."""
+"""Shape of a family table, as a JSON schema; rows, dimensions and expressions are read by their own parsers."""
 
 from __future__ import annotations
 

@@ -51,7 +51,9 @@ def config_format(config: Mapping[str, Any]) -> Format | None:
             block = evaluate(entry["block"], config)
         except MissingKey as missing:
             if "block" in str(missing):
-                raise ConfigError(f"config.json: quantization_config is {name} without its block size: {missing}") from missing
+                raise ConfigError(
+                    f"config.json: quantization_config is {name} without its block size: {missing}"
+                ) from missing
             continue
         if not (isinstance(block, list) and len(block) == 2 and all(type(n) is int and 0 < n < 1 << 20 for n in block)):
             raise ConfigError(f"config.json: quantisation block size {block!r}; two whole numbers above 0 are wanted")

@@ -21,9 +21,9 @@ class Layer:
     kinds: Mapping[str, str]
     """Kind -> value by the table, for example {"ffn": "moe"}."""
     words: Mapping[str, Any]
-    """Block vocabulary for this layer, config values filled in: {"attn": "mla", "ffn": "moe", "score": "sigmoid", ...}."""
+    """Block vocabulary for this layer, config values filled in: {"attn": "mla", "ffn": "moe", ...}."""
     mtp: bool = False
-    """A multi-token-prediction layer: stored behind the last layer, lies on the last stage, not part of the forward pass."""
+    """A multi-token-prediction layer: stored behind the last layer, on the last stage, not run by the forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ def bind_model(family: Family, config: Mapping[str, Any]) -> Model:
         value = config.get(key)
         if value is not None and value not in allowed:
             raise ConfigError(
-                f"config.json: {key} is {value!r}, the family table {family.name} covers {', '.join(map(repr, allowed))}"
+                f"config.json: {key} is {value!r}, the family table {family.name} covers "
+                f"{', '.join(map(repr, allowed))}"
             )
     sizes: dict[str, int] = {}
     for name, expression in family.sizes.items():
@@ -72,7 +73,9 @@ def bind_model(family: Family, config: Mapping[str, Any]) -> Model:
     count = _whole(first_value(family.count, config), "the number of layers")
     extra = _whole(first_value(family.mtp["count"], config), "the number of MTP layers") if family.mtp else 0
     if not 0 < count + extra <= MAX_LAYERS or count == 0:
-        raise ConfigError(f"config.json: {count} layers and {extra} MTP layers; between 1 and {MAX_LAYERS} are possible")
+        raise ConfigError(
+            f"config.json: {count} layers and {extra} MTP layers; between 1 and {MAX_LAYERS} are possible"
+        )
     for index in range(count + extra):
         mtp = index >= count
         kinds = _mtp_kinds(family) if mtp else _kinds(family, config, index)

@@ -96,7 +96,13 @@ def match_names(checkpoint: Checkpoint, rows: Sequence[Row], model: Model, forma
 
 
 def _assign(
-    names: Names, checkpoint: Checkpoint, entry: Entry, tensor: int, numbers: tuple[int, ...], model: Model, experts: int
+    names: Names,
+    checkpoint: Checkpoint,
+    entry: Entry,
+    tensor: int,
+    numbers: tuple[int, ...],
+    model: Model,
+    experts: int,
 ) -> None:
     taken: tuple[Row, str, int | None, int] | None = None
     for row, part, holes in entry.claims:

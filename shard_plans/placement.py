@@ -9,7 +9,6 @@ from dataclasses import replace
 from shard_plans.binding import Binding, Parameter
 from shard_plans.cuts import Cutter
 from shard_plans.dims import Share, divides
-from shard_plans.dtypes import DTYPE_BITS
 from shard_plans.errors import GridError
 from shard_plans.grid import Grid
 from shard_plans.layout import Held, file_order, layer_tensors
@@ -30,9 +29,7 @@ def place(binding: Binding, plan: Plan) -> Placement:
     for stage in range(grid.pp):
         parameters = stage_parameters(binding, plan, stage)
         for tp in range(grid.tp):
-            held = (
-                Held(p, cutter.cut(p, {"tp": Share(tp, grid.tp)}), None) for p in parameters if not p.per_expert
-            )
+            held = (Held(p, cutter.cut(p, {"tp": Share(tp, grid.tp)}), None) for p in parameters if not p.per_expert)
             files.append(_file(f"stage-{stage}-tp-{tp}", {"stage": stage, "tp": tp}, held))
         experts = [p for p in parameters if p.per_expert]
         if experts:
@@ -77,7 +74,9 @@ def _expert_files(plan: Plan, stage: int, experts: list[Parameter], cutter: Cutt
             for etp in range(grid.etp):
                 place = {"stage": stage, **({"edp": edp} if apart else {}), "ep": ep, "etp": etp}
                 held = (
-                    Held(p, cutter.cut(p, {"etp": Share(etp, grid.etp)}), plan.experts.held(p.layer or 0, grid, edp, ep))
+                    Held(
+                        p, cutter.cut(p, {"etp": Share(etp, grid.etp)}), plan.experts.held(p.layer or 0, grid, edp, ep)
+                    )
                     for p in experts
                 )
                 yield _file("-".join(f"{key}-{value}" for key, value in place.items()), place, held)
@@ -96,15 +95,13 @@ def skipped(binding: Binding, plan: Plan) -> tuple[Skipped, ...]:
     """Stored tensors that the plan leaves out: the MTP layers under `--mtp drop`."""
     if plan.mtp == "keep":
         return ()
-    return tuple(
-        Skipped(part.pattern, len(part.tensors), len(part.tensors) * math.prod(part.shape) * DTYPE_BITS[part.dtype] // 8,
-                "multi-token-prediction layer left out by --mtp drop")
-        for parameter in binding.parameters if parameter.stage == "mtp" for part in parameter.parts
-    )  # fmt: skip
+    reason = "multi-token-prediction layer left out by --mtp drop"
+    parameters = [parameter for parameter in binding.parameters if parameter.stage == "mtp"]
+    return tuple(Skipped(part.pattern, len(part.tensors), part.nbytes, reason) for p in parameters for part in p.parts)
 
 
 def check_divides(binding: Binding, grid: Grid) -> None:
-    """Raise GridError for the first size that tp or etp doesn't divide, or ep the experts; the legal sizes are named."""
+    """Raise GridError for the first size that a parallel size doesn't divide; the legal sizes are named."""
     model, uneven = binding.model, binding.family.uneven
     for axis, count in (("tp", grid.tp), ("etp", grid.etp)):
         sizes = _dealt(binding, axis)

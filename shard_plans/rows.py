@@ -77,6 +77,9 @@ def parse_row(name: str, text: str, section: Section, prefix: str) -> Row:
     if not bracket or not closed or not _ROLE.fullmatch(role):
         raise FamilyError(f"row {name!r}: {text!r} isn't `role [dim, dim] flags`")
     dims = tuple(parse_dim(dim) for dim in shape.split(","))
+    axes = [axis for dim in dims for axis in sorted({mark[0] for mark in dim.marks})]
+    if len(axes) != len(set(axes)):
+        raise FamilyError(f"row {name!r}: two dimensions are cut along {axes[0]}; its ranks would not cover the tensor")
     row: dict[str, object] = {}
     for word, argument in _flags(flags, name):
         if word in ("quant", "optional", "bias") and argument is None:

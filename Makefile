@@ -1,0 +1,72 @@
+# Two commands matter: `make demo` and `make test`. Both need Python >= 3.10 with venv, and nothing else.
+# PYTHON chooses the interpreter, VENV the folder of the virtual environment, ARGS goes to the program behind a target.
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# An environment knows the folder that it was made in, so a copied or moved clone installs anew.
+HERE := $(shell printf '%s' '$(CURDIR)' | cksum | cut -d ' ' -f 1)
+BASE := $(VENV)/.base-$(HERE)
+DEV := $(VENV)/.dev-$(HERE)
+REAL := $(VENV)/.real-$(HERE)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint format bench clean
+
+help:
+	@echo 'make demo      plan, convert, check and verify a checkpoint that reshard makes itself'
+	@echo 'make test      lint, types, and the tests that need no download of a model'
+	@echo 'make test-all  the same with the slow tests: a trained model, greedy continuations'
+	@echo 'make lint      ruff and mypy'
+	@echo 'make format    let ruff lay out the code'
+	@echo 'make bench     time and peak memory of a conversion against a plain copy (docs/performance.md)'
+	@echo 'make clean     remove the virtual environment and caches'
+
+demo: $(BASE)
+	@$(RUN) -m reshard demo $(ARGS)
+
+test: lint
+	$(RUN) -m pytest -m 'not slow' $(ARGS)
+
+test-all: lint $(REAL)
+	$(RUN) -m pytest $(ARGS)
+
+lint: $(DEV)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+format: $(DEV)
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+bench: $(BASE)
+	$(RUN) -m tests.bench_convert $(ARGS)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build reshard.egg-info
+
+# A half-made environment (no pip that answers) is made anew.
+define ENVIRONMENT
+@$(RUN) -m pip --version >/dev/null 2>&1 || { echo 'making $(VENV)'; $(PYTHON) -m venv --clear $(VENV); }
+endef
+
+$(BASE): pyproject.toml constraints.txt
+	$(ENVIRONMENT)
+	@echo 'installing reshard into $(VENV)'
+	@$(PIP) -e .
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt
+	$(ENVIRONMENT)
+	@echo 'installing reshard and its development tools into $(VENV)'
+	@$(PIP) -e '.[dev,text]'
+	@touch $@ $(BASE)
+
+$(REAL): $(DEV)
+	@echo 'installing what reads the trained model of the slow tests into $(VENV)'
+	@$(PIP) -e '.[dev,text,real]'
+	@touch $@

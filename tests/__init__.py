@@ -1,0 +1,1 @@
+"""Tests, which mirror the modules, and the makers of the checkpoints that they read."""

@@ -1,0 +1,155 @@
+"""Tiny random checkpoints of each family, with fp32 references: `python -m tests.checkpoints.tiny OUT [NAME ...]`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.checkpoints import fp8
+from tests.checkpoints.reference import reference
+from tests.checkpoints.store import read_tensors, write_checkpoint
+from tests.checkpoints.values import ROUTER_BIAS, fill, router_bias, values
+from tests.checkpoints.variants import HIDDEN, VARIANTS, Config, Variant
+
+Tensors = dict[str, Tensor]
+
+
+def make_tiny(name: str, folder: Path, seed: int = 0) -> None:
+    """Write the variant `name` into `folder`: a checkpoint as published, and reference.safetensors beside it."""
+    variant = VARIANTS[name]
+    generator = torch.Generator().manual_seed(seed)
+    plain, config = base(variant, generator)
+    stored = dict(plain)
+    for layer in range(variant.mtp_layers):
+        stored |= mtp_layer(stored, config, config["num_hidden_layers"] + layer, generator)
+    stored_config = variant.respell(config) if variant.respell else dict(config)
+    if variant.mtp_layers:
+        stored_config["num_nextn_predict_layers"] = variant.mtp_layers
+    if variant.fp8:
+        stored_config["quantization_config"] = fp8.config()
+        stored, dequantized = quantized(stored, variant.fp8)
+        plain = {key: dequantized[key] for key in plain}
+    write_checkpoint(folder, stored, stored_config, variant.files)
+    (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}) + "\n")
+    save_file(reference(load(variant, plain, stored_config), generator), folder / "reference.safetensors")
+
+
+def base(variant: Variant, generator: torch.Generator) -> tuple[Tensors, Config]:
+    """bf16 tensors under their published names, and the configuration as transformers writes it."""
+    package = f"transformers.models.{variant.module}"
+    configuration = importlib.import_module(f"{package}.configuration_{variant.module}")
+    config = getattr(configuration, f"{variant.model}Config")(**variant.config)
+    model = model_class(variant)(config).eval()
+    fill(model, config.tie_word_embeddings, generator)
+    kept = {name: tensor.clone() for name, tensor in model.state_dict().items() if name.endswith(ROUTER_BIAS)}
+    model.to(torch.bfloat16)
+    for name, tensor in kept.items():  # published in fp32
+        owner, leaf = name.rsplit(".", 1)
+        getattr(model.get_submodule(owner), leaf).data = tensor
+    model.config.dtype = torch.bfloat16
+    with tempfile.TemporaryDirectory() as folder:  # saving gives experts and the like their published names
+        model.save_pretrained(folder)
+        return in_order(read_tensors(Path(folder))), json.loads((Path(folder) / "config.json").read_text())
+
+
+def in_order(tensors: Tensors) -> Tensors:
+    """Tensors as published files have them: embedding, layers by number, norm, head."""
+
+    def key(name: str) -> tuple[int, int, str]:
+        layer = re.search(r"\.layers\.(\d+)\.", name)
+        return (1, int(layer[1]), name) if layer else (0 if "embed" in name else 2, 0, name)
+
+    return {name: tensors[name] for name in sorted(tensors, key=key)}
+
+
+def mtp_layer(tensors: Tensors, config: Config, layer: int, generator: torch.Generator) -> Tensors:
+    """A multi-token-prediction layer: a last layer anew, with norms, projection, embedding and head of its own."""
+    last, prefix = f"model.layers.{config['num_hidden_layers'] - 1}.", f"model.layers.{layer}."
+    shapes = {name.removeprefix(last): tensor.shape for name, tensor in tensors.items() if name.startswith(last)}
+    outside = tensors["model.embed_tokens.weight"].shape
+    shapes |= {"enorm.weight": torch.Size([HIDDEN]), "hnorm.weight": torch.Size([HIDDEN])}
+    shapes |= {"eh_proj.weight": torch.Size([HIDDEN, 2 * HIDDEN]), "embed_tokens.weight": outside}
+    shapes |= {"shared_head.norm.weight": torch.Size([HIDDEN]), "shared_head.head.weight": outside}
+    new: Tensors = {}
+    for name, shape in shapes.items():
+        bias = name.endswith(ROUTER_BIAS)
+        tensor = router_bias(shape.numel(), generator) if bias else values(name, shape, False, generator)
+        new[prefix + name] = tensor if bias else tensor.to(torch.bfloat16)
+    return new
+
+
+def quantized(tensors: Tensors, pattern: str) -> tuple[Tensors, Tensors]:
+    """Tensors, those that match `pattern` as FP8 and scales; and what they stand for, under the plain names."""
+    stored: Tensors = {}
+    plain: Tensors = {}
+    for name, tensor in tensors.items():
+        stored[name] = plain[name] = tensor
+        if re.search(pattern, name):
+            stored[name], stored[name + "_scale_inv"], plain[name] = fp8.quantize(tensor)
+    return stored, plain
+
+
+def model_class(variant: Variant) -> Any:
+    """The transformers class of the language model."""
+    module = importlib.import_module(f"transformers.models.{variant.module}.modeling_{variant.module}")
+    return getattr(module, f"{variant.model}ForCausalLM")
+
+
+def load(variant: Variant, plain: Tensors, config: Config) -> Any:
+    """The model in fp32, eager, from unquantised tensors; refuses tensors that transformers doesn't know or misses."""
+    config = {key: value for key, value in config.items() if key != "quantization_config"}
+    with tempfile.TemporaryDirectory() as folder:
+        write_checkpoint(Path(folder), plain, config, files=1)
+        model, report = model_class(variant).from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        )
+    problems = {key: sorted(map(str, found)) for key, found in report.items() if found}
+    if problems:
+        raise ValueError(f"transformers doesn't load the checkpoint as written: {problems}")
+    return model.eval()
+
+
+def reload(name: str, folder: Path) -> Any:
+    """The transformers model of a written variant: FP8 weights in plain numbers, MTP layers left out."""
+    variant = VARIANTS[name]
+    config = json.loads((folder / "config.json").read_text())
+    return load(variant, dict(forward_tensors(read_tensors(folder), config)), config)
+
+
+def forward_tensors(stored: Tensors, config: Config) -> Iterator[tuple[str, Tensor]]:
+    """What the forward pass uses, in plain numbers."""
+    for name, tensor in stored.items():
+        if name.endswith("_scale_inv") or name.startswith(f"model.layers.{config['num_hidden_layers']}."):
+            continue
+        scales = stored.get(name + "_scale_inv")
+        if scales is not None:
+            rows, columns = tensor.shape
+            grid = scales.repeat_interleave(fp8.BLOCK, 0).repeat_interleave(fp8.BLOCK, 1)
+            tensor = tensor.float() * grid[:rows, :columns]
+        yield name, tensor
+
+
+def quiet() -> None:
+    """Keep transformers from printing."""
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+if __name__ == "__main__":
+    quiet()
+    for wanted in sys.argv[2:] or VARIANTS:
+        start = time.perf_counter()
+        make_tiny(wanted, Path(sys.argv[1]) / wanted)
+        print(f"{wanted:22} {time.perf_counter() - start:.2f} s")
