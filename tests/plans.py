@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
 
 from shard_plans.binding import Binding
 from shard_plans.experts import ExpertPlacement, contiguous
@@ -22,9 +22,11 @@ def plan_id(sizes: dict[str, int]) -> str:
     return " ".join(f"{axis}{size}" for axis, size in sizes.items()) or "one rank"
 
 
-def make_plan(binding: Binding, mtp: str = "keep", strict_blocks: bool = False, **sizes: Any) -> Plan:
+def make_plan(
+    binding: Binding, sizes: Mapping[str, int] | None = None, mtp: str = "keep", strict_blocks: bool = False
+) -> Plan:
     """Layers dealt evenly over the stages, experts in order."""
-    grid = make_grid(**sizes)
+    grid = make_grid(**(sizes or {}))
     forward = len(binding.model.forward_layers)
     kept = len(binding.model.layers) if mtp == "keep" else forward
     edges = [round(stage * forward / grid.pp) for stage in range(grid.pp)] + [kept]

@@ -18,6 +18,7 @@ from shard_plans.family import load_family
 from tests.checkpoints.variants import VARIANTS
 from tests.conftest import MakeCheckpoint
 
+MOE = "model.layers.0.block_sparse_moe"
 Tensors = dict[str, Any]
 
 
@@ -59,7 +60,7 @@ def small(folder: Path) -> Path:
         "model.embed_tokens": (8, 4), "model.norm": (4,), "lm_head": (8, 4), "model.layers.0.input_layernorm": (4,),
         "model.layers.0.post_attention_layernorm": (4,), "model.layers.0.block_sparse_moe.gate": (2, 4),
         **{f"model.layers.0.self_attn.{n}_proj": (4, 4) for n in "qkvo"},
-        **{f"model.layers.0.block_sparse_moe.experts.{e}.{w}": (4, 6) if w == "w2" else (6, 4) for e in (0, 1) for w in ("w1", "w2", "w3")},
+        **{f"{MOE}.experts.{e}.{w}": (4, 6) if w == "w2" else (6, 4) for e in (0, 1) for w in ("w1", "w2", "w3")},
     }  # fmt: skip
     save_file({f"{k}.weight": np.ones(s, np.float32) for k, s in shapes.items()}, folder / "model.safetensors")
     config = {
@@ -69,9 +70,6 @@ def small(folder: Path) -> Path:
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     return folder
-
-
-MOE = "model.layers.0.block_sparse_moe"
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,8 @@ CONFIG = {
     [
         ("a // b * 2 + 1", 3), ("a % b", 2), ("-a + 10", 4), ("deep.n", 3), ("deep.list[1]", 7), ("kinds[layer]", "y"),
         ("layer + 1 in deep.list", False), ("a == 6 and b < a", True), ("not flag or a > b", True), ("len(kinds)", 2),
-        ("0 < b <= 4", True), ("kinds[layer] == 'y'", True), ("false", False), ("'x' in kinds", True), ("[1, a]", [1, 6]),
+        ("0 < b <= 4", True), ("kinds[layer] == 'y'", True), ("false", False), ("'x' in kinds", True),
+        ("[1, a]", [1, 6]),
     ],
 )  # fmt: skip
 def test_values(text: str, value: object) -> None:

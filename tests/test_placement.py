@@ -56,9 +56,9 @@ def test_every_element_is_on_a_rank(tiny: MakeCheckpoint, family: str, sizes: di
     binding = bound(tiny(family))
     if "ep" in sizes and "experts" not in binding.model.sizes:
         with pytest.raises(GridError, match="dense models take ep 1 only"):
-            place(binding, make_plan(binding, **sizes))
+            place(binding, make_plan(binding, sizes))
         return
-    placement = place(binding, make_plan(binding, **sizes))
+    placement = place(binding, make_plan(binding, sizes))
     seen: set[int] = set()
     for file in placement.files:
         for tensor in file.tensors:
@@ -67,14 +67,14 @@ def test_every_element_is_on_a_rank(tiny: MakeCheckpoint, family: str, sizes: di
             seen.update(found[found >= 0].tolist())
     checkpoint = binding.checkpoint
     assert len(seen) == sum(int(np.prod(shape)) for shape in checkpoint.shapes)
-    assert len(placement.ranks) == make_plan(binding, **sizes).grid.world
+    assert len(placement.ranks) == make_plan(binding, sizes).grid.world
     assert {name for _, names in placement.ranks for name in names} == {file.name for file in placement.files}
 
 
 def test_fused_parts_are_cut_part_by_part(tiny: MakeCheckpoint) -> None:
-    """[q_r | k_r | v_r] and [gate_r | up_r], never a slice of the concatenation; KV heads repeated past their number."""
+    """[q_r | k_r | v_r] and [gate_r | up_r], never a slice of the concatenation; few KV heads are repeated."""
     binding = bound(tiny("llama"))  # 8 heads, 2 KV heads of 16, ffn 96
-    placement = place(binding, make_plan(binding, tp=4))
+    placement = place(binding, make_plan(binding, {"tp": 4}))
     number = binding.checkpoint.numbers
     q, k, v, gate, up, o = (
         np.arange(int(np.prod(binding.checkpoint.shapes[n]))).reshape(binding.checkpoint.shapes[n]) + (n << 32)
@@ -94,7 +94,7 @@ def test_fused_parts_are_cut_part_by_part(tiny: MakeCheckpoint) -> None:
 def test_scales_are_refined_by_repeating(tiny: MakeCheckpoint) -> None:
     """32 expert rows in blocks of 16 over etp 4: 8 rows a rank, so each stored scale serves two ranks."""
     binding = bound(tiny("qwen3_moe_fp8"))
-    placement = place(binding, make_plan(binding, tp=4, ep=1, etp=4))
+    placement = place(binding, make_plan(binding, {"tp": 4, "ep": 1, "etp": 4}))
     for rank in range(4):
         scale = tensors(placement, rank)["layers.0.experts.gate_up.scale"]
         assert scale.block == (8, 16) and scale.shape[1] == 2
@@ -104,12 +104,12 @@ def test_scales_are_refined_by_repeating(tiny: MakeCheckpoint) -> None:
         down = tensors(placement, rank)["layers.0.experts.down.scale"]
         assert down.block == (16, 8)
     with pytest.raises(PlanError, match="cuts inside a quantisation block of 16 x 16"):
-        place(binding, make_plan(binding, strict_blocks=True, tp=4, ep=1, etp=4))
+        place(binding, make_plan(binding, {"tp": 4, "ep": 1, "etp": 4}, strict_blocks=True))
 
 
 def test_uneven_experts_and_copies(tiny: MakeCheckpoint) -> None:
     binding = bound(tiny("mixtral"))  # 8 experts
-    plan = make_plan(binding, tp=1, dp=3, ep=3)
+    plan = make_plan(binding, {"tp": 1, "dp": 3, "ep": 3})
     shapes = [tensors(place(binding, plan), rank)["layers.2.experts.down"].shape[0] for rank in range(3)]
     assert shapes == [3, 3, 2]
     copies = ExpertPlacement(((0, 1, 2, 7), (3, 4, 5), (6, 7)), {1: ((7, 6, 5, 4), (3, 2), (1, 0))})
@@ -120,7 +120,7 @@ def test_uneven_experts_and_copies(tiny: MakeCheckpoint) -> None:
 
 def test_replicas_share_files_unless_their_experts_differ(tiny: MakeCheckpoint) -> None:
     binding = bound(tiny("mixtral"))
-    plan = make_plan(binding, tp=4, ep=2, etp=1)
+    plan = make_plan(binding, {"tp": 4, "ep": 2, "etp": 1})
     assert len(place(binding, plan).files) == 4 + 2
     apart = ExpertPlacement(((0, 1, 2, 3), (4, 5, 6, 7), (4, 5, 6, 7), (0, 1, 2, 3)))
     placement = place(binding, replace(plan, experts=apart))
@@ -130,25 +130,25 @@ def test_replicas_share_files_unless_their_experts_differ(tiny: MakeCheckpoint) 
 
 def test_tied_embedding_on_first_and_last_stage(tiny: MakeCheckpoint) -> None:
     binding = bound(tiny("qwen2"))
-    alone = tensors(place(binding, make_plan(binding, tp=2)), 0)
+    alone = tensors(place(binding, make_plan(binding, {"tp": 2})), 0)
     assert "embed" in alone and "head" not in alone
-    placement = place(binding, make_plan(binding, tp=2, pp=3))
+    placement = place(binding, make_plan(binding, {"tp": 2, "pp": 3}))
     assert "head" not in tensors(placement, 0) and "embed" not in tensors(placement, 4)
     assert (elements(binding, tensors(placement, 0)["embed"]) == elements(binding, tensors(placement, 4)["head"])).all()
 
 
 def test_mtp_kept_or_dropped(tiny: MakeCheckpoint) -> None:
     binding = bound(tiny("deepseek_v3_mtp"))
-    kept = place(binding, make_plan(binding, tp=2, pp=3))
+    kept = place(binding, make_plan(binding, {"tp": 2, "pp": 3}))
     assert any(name.startswith("layers.3.") for name in tensors(kept, 5)) and not kept.skipped
-    dropped = place(binding, make_plan(binding, mtp="drop", tp=2, pp=3))
+    dropped = place(binding, make_plan(binding, {"tp": 2, "pp": 3}, mtp="drop"))
     assert not any(name.startswith("layers.3.") for name in tensors(dropped, 5))
     gone = [name for name in binding.checkpoint.names if name.startswith("model.layers.3.")]
     assert sum(skip.count for skip in dropped.skipped) == len(gone)
 
 
 def test_large_tensors_lie_on_pages(tiny: MakeCheckpoint) -> None:
-    for file in place(binding := bound(tiny("deepseek_v3_fp8")), make_plan(binding, tp=2, ep=2)).files:
+    for file in place(binding := bound(tiny("deepseek_v3_fp8")), make_plan(binding, {"tp": 2, "ep": 2})).files:
         large = [tensor.nbytes % PAGE == 0 for tensor in file.tensors]
         assert large == sorted(large, reverse=True)
         layers = [-1 if t.layer is None else t.layer for t in file.tensors if t.nbytes % PAGE == 0 and t.name != "head"]
@@ -170,4 +170,4 @@ def test_what_does_not_divide_names_the_legal_sizes(
 ) -> None:
     binding = bound(tiny(family))
     with pytest.raises(GridError, match=words):
-        place(binding, make_plan(binding, **sizes))
+        place(binding, make_plan(binding, sizes))
