@@ -160,6 +160,11 @@ def read_small(folder: Path, name: str, limit: int = CARRIED_LIMIT) -> bytes:
         raise CheckpointError(f"{path} can't be read: {error.strerror}") from error
 
 
+def load_object(folder: Path, name: str, limit: int = CARRIED_LIMIT) -> dict[str, Any]:
+    """The JSON object in a file of `folder`, read strictly."""
+    return _object(read_small(folder, name, limit), folder / name)
+
+
 def _object(raw: bytes, path: Path) -> dict[str, Any]:
     try:
         text = raw.decode("utf-8")
@@ -177,7 +182,7 @@ def _read_index(folder: Path) -> dict[str, str] | None:
             raise CheckpointError(f"{folder} has neither {INDEX} nor {SINGLE}; a checkpoint has one of them")
         return None
     path = folder / INDEX
-    weight_map = _object(read_small(folder, INDEX, INDEX_LIMIT), path).get("weight_map")
+    weight_map = load_object(folder, INDEX, INDEX_LIMIT).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path} has no weight_map that names the file of each tensor")
     kept: dict[str, str] = {}

@@ -14,8 +14,9 @@ from shard_plans.documents import Lines, check_schema, dump_yaml, load_yaml
 from shard_plans.errors import OutputError, PlanError
 from shard_plans.experts import ExpertPlacement, Slots, contiguous, format_ids, parse_ids
 from shard_plans.grid import Grid, make_grid
+from shard_plans.headers import brief
 from shard_plans.ledger import LedgerRow, fits, format_ledger
-from shard_plans.plan_schema import LARGEST_SIZE, PLAN_SCHEMA
+from shard_plans.plan_schema import KV_DTYPES, LARGEST_COUNT, LARGEST_SIZE, PLAN_SCHEMA
 
 VERSION = 1
 MAX_IDS = 1 << 22
@@ -51,6 +52,13 @@ class Workload:
     kv_dtype: str = "bf16"
     prefill_chunk: int = 8192
     """Tokens that one step of prefill runs at most."""
+
+    def __post_init__(self) -> None:
+        if self.kv_dtype not in KV_DTYPES:
+            raise PlanError(f"kv-dtype {brief(self.kv_dtype)} is unknown; allowed: {', '.join(KV_DTYPES)}")
+        for name in ("context", "concurrency", "prefill_chunk"):
+            if not 1 <= getattr(self, name) <= LARGEST_COUNT:
+                raise PlanError(f"{name} is {getattr(self, name)}; 1 to {LARGEST_COUNT} is possible")
 
 
 @dataclass(frozen=True, slots=True)

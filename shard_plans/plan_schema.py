@@ -8,10 +8,12 @@ KV_DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "int8": 1}
 """Cache types and their bytes an element."""
 LARGEST_SIZE = 65536
 """Ranks along one axis, and ranks in all."""
+LARGEST_COUNT = 2**40
+"""Tokens or sequences."""
 
 _SIZE: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": LARGEST_SIZE}
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": 2**62}
-_TOKENS: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": 2**40}
+_TOKENS: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": LARGEST_COUNT}
 _IDS: dict[str, Any] = {
     "type": ["string", "integer"],
     "minimum": 0,

@@ -1,4 +1,4 @@
-"""Bad checkpoints through the command: exit code 2, one sentence that says what and where, nothing half-written left."""
+"""Bad checkpoints through the command: exit code 2, one sentence that says what and where, nothing half-written."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Moves bytes: checkpoint -> hashed shards, and back; checks both (no torch)."""

@@ -1,0 +1,174 @@
+"""Check: is every byte of an output what its manifests say and, deep, what the checkpoint says."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from converter.agreement import disagreements
+from converter.carry import SOURCE
+from converter.deep import compare
+from converter.findings import CheckResult, Failure, summed_up
+from converter.gather import Shards
+from converter.hashing import CHUNK, file_digest
+from converter.reading import Reader
+from converter.workers import Meter, Progress, run_all
+from shard_plans.checkpoint import open_checkpoint
+from shard_plans.errors import CheckpointError, ManifestError
+from shard_plans.headers import Kinds, read_header
+from shard_plans.manifest import ROOT, Manifest, ManifestTensor, ShardManifest, read_manifest, read_shard_manifest
+
+__all__ = ["CheckResult", "Failure", "check"]
+
+
+def check(out: Path, deep: Path | None = None, workers: int = 4, progress: Progress | None = None) -> CheckResult:
+    """Check the finished output `out`; with `deep`, also put that checkpoint together from it and compare.
+
+    Raises ManifestError where there is no finished output, CheckpointError where `deep` isn't its checkpoint.
+    """
+    if not (out / ROOT).is_file():
+        raise ManifestError(f"{out} holds no {ROOT}: it isn't an output of reshard, or its conversion isn't finished")
+    checkpoint = open_checkpoint(deep) if deep is not None else None
+    try:
+        root = read_manifest(out)
+    except ManifestError as error:
+        return summed_up(0, 0, [Failure(ROOT, None, str(error))])
+    if checkpoint is not None and checkpoint.fingerprint != root.source.fingerprint:
+        raise CheckpointError(
+            f"{out} was made from checkpoint {root.source.fingerprint}, {deep} is {checkpoint.fingerprint}; "
+            f"compare with the one it was made from"
+        )
+    failures = [*_documents(out, root), *_foreign(out, root)]
+    unread: list[Failure] = []
+    manifests: list[ShardManifest] = []
+    for file in root.files:
+        try:
+            manifests.append(read_shard_manifest(out, file.name, root))
+        except ManifestError as error:
+            unread.append(Failure(file.manifest, None, str(error)))
+    broken = [failure for manifest in manifests for failure in _frame(out, manifest)]
+    total = sum(tensor.nbytes for manifest in manifests for tensor in manifest.tensors)
+    meter = Meter(total + (checkpoint.total_bytes if checkpoint else 0), progress)
+    failures += unread + broken + _tensors(out, manifests, workers, meter)
+    if not unread:
+        shards = Shards(out, root)
+        failures += disagreements(shards)
+        lost = {failure.file for failure in broken if failure.reason.startswith(_SHORT)}
+        if checkpoint is not None and not lost:
+            failures += compare(shards, checkpoint, workers, meter)
+    return summed_up(len(root.files), sum(len(manifest.tensors) for manifest in manifests), failures)
+
+
+_SHORT = "is cut short or lost:"
+
+
+def _documents(out: Path, root: Manifest) -> Iterator[Failure]:
+    """Documents and carried files that aren't there as stated."""
+    stated = [(file.name, file) for file in root.documents]
+    for name, file in [*stated, *((f"{SOURCE}/{file.name}", file) for file in root.carried)]:
+        try:
+            size, digest = file_digest(out / name)
+        except OSError as error:
+            yield Failure(name, None, f"can't be read: {error.strerror}; {ROOT} lists it")
+            continue
+        if (size, digest) != (file.size, file.xxh3):
+            yield Failure(name, None, f"has {size} bytes of digest {digest}, {ROOT} states {file.size} of {file.xxh3}")
+
+
+def _foreign(out: Path, root: Manifest) -> Iterator[Failure]:
+    """Files that no manifest lists."""
+    known = {ROOT, *(file.name for file in root.documents), *(f"{SOURCE}/{file.name}" for file in root.carried)}
+    known |= {name for file in root.files for name in (file.name, file.manifest)}
+    for base, _, names in os.walk(out):
+        for name in names:
+            path = os.path.relpath(os.path.join(base, name), out)
+            if path not in known:
+                yield Failure(path, None, f"isn't part of this output: {ROOT} doesn't list it")
+
+
+def _frame(out: Path, manifest: ShardManifest) -> Iterator[Failure]:
+    """What is wrong around the tensors of a shard file: its size, its header, and what the header says."""
+    path, name = out / manifest.file, manifest.file
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            digest = xxhash.xxh3_128_hexdigest(file.read(manifest.header_size))
+    except OSError as error:
+        yield Failure(name, None, f"{_SHORT} can't be read: {error.strerror}")
+        return
+    if size != manifest.size:
+        cut = next((t for t in manifest.tensors if manifest.header_size + t.offset + t.nbytes > size), None)
+        what = f"from tensor {cut.name} on it isn't whole" if cut else "it has a tail"
+        reason = f"{_SHORT} has {size} bytes, its manifest states {manifest.size}; {what}"
+        yield Failure(name, cut.name if cut else None, reason)
+        return
+    if digest != manifest.header_xxh3:
+        region = f"header, bytes 0 to {manifest.header_size}"
+        yield Failure(name, None, f"{region}: its digest is {digest}, the manifest states {manifest.header_xxh3}")
+        return
+    try:
+        header = read_header(path, Kinds())
+    except CheckpointError as error:
+        yield Failure(name, None, str(error))
+        return
+    place = json.dumps(manifest.place, separators=(",", ":"))
+    said = {"place": place, "plan": manifest.plan, "source": manifest.source}
+    for key, value in said.items():
+        if header.metadata.get(f"reshard_{key}") != value:
+            found = header.metadata.get(f"reshard_{key}")
+            yield Failure(name, None, f"the header's reshard_{key} is {found}, the manifest states {value}")
+    columns = zip(header.dtypes, header.shapes, header.starts.tolist(), header.sizes.tolist(), strict=True)
+    found_tensors = dict(zip(header.names, columns, strict=True))
+    for t in manifest.tensors:
+        expected = (t.dtype, t.shape, manifest.header_size + t.offset, t.nbytes)
+        if found_tensors.pop(t.name, None) != expected:
+            yield Failure(name, t.name, f"the header describes it differently from the manifest, which has {expected}")
+    for left in found_tensors:
+        yield Failure(name, left, "is in the header, but not in the manifest")
+
+
+@dataclass(slots=True)
+class _Hands:
+    reader: Reader
+    buffer: np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def _tensors(out: Path, manifests: list[ShardManifest], workers: int, meter: Meter) -> list[Failure]:
+    """Tensors whose bytes don't have the digest stated."""
+    failures: list[Failure] = []
+
+    @contextmanager
+    def worker() -> Iterator[_Hands]:
+        with Reader(out, ManifestError) as reader:
+            yield _Hands(reader, np.empty(CHUNK, np.uint8))
+
+    def work(hands: _Hands, item: tuple[ShardManifest, ManifestTensor]) -> None:
+        manifest, tensor = item
+        try:
+            failures.extend(_chunks(hands, manifest, tensor))
+        except ManifestError as error:
+            failures.append(Failure(manifest.file, tensor.name, str(error)))
+        meter.add(tensor.nbytes)
+
+    run_all([(m, tensor) for m in manifests for tensor in m.tensors], worker, work, workers)
+    return failures
+
+
+def _chunks(hands: _Hands, manifest: ShardManifest, tensor: ManifestTensor) -> Iterator[Failure]:
+    start = manifest.header_size + tensor.offset
+    for number, first in enumerate(range(0, max(tensor.nbytes, 1), CHUNK)):
+        length = min(CHUNK, tensor.nbytes - first)
+        data = hands.reader.read(manifest.file, start + first, hands.buffer.data[:length])
+        found = xxhash.xxh3_128_hexdigest(data)
+        stated = tensor.chunks[16 * number : 16 * number + 16].hex() if tensor.chunks else tensor.xxh3
+        if found != stated:
+            where = f"chunk {number}, bytes {start + first} to {start + first + length} of the file"
+            yield Failure(manifest.file, tensor.name, f"{where}: its digest is {found}, the manifest states {stated}")

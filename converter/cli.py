@@ -1,0 +1,67 @@
+"""The commands convert, check and restore."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from converter.report import show_check, show_convert, show_restore
+from converter.verbs import check, convert, restore
+from shard_plans.console import emit, progress
+from shard_plans.options import SIZES, Verb, contradictions, family_option, json_option, sizes_options
+
+
+@click.command("convert", cls=Verb)
+@click.argument("checkpoint", type=click.Path())
+@click.argument("out", type=click.Path())
+@click.option("--plan", type=click.Path(), help="The plan that plan-memory wrote; else give the sizes.")
+@sizes_options
+@family_option
+@click.option("--workers", default=4, show_default=True, type=click.IntRange(1, 64), help="Threads that move bytes.")
+@json_option
+@click.pass_context
+def convert_command(
+    ctx: click.Context, /, checkpoint: str, out: str, plan: str | None, as_json: bool, **options: Any
+) -> None:
+    """Stream a checkpoint into hashed per-rank binaries."""
+    clash = contradictions(ctx, SIZES)
+    if plan and clash:
+        raise click.UsageError(f"--plan contradicts {', '.join(clash)}: the plan says it already")
+    with progress("converting") as advance:
+        result = convert(checkpoint, out, plan, progress=advance, **options)
+    if as_json:
+        emit(asdict(result))
+    else:
+        show_convert(result)
+
+
+@click.command("check", cls=Verb)
+@click.argument("out", type=click.Path())
+@click.option("--deep", type=click.Path(), help="Put the source back together and compare it with this checkpoint.")
+@json_option
+def check_command(out: str, deep: str | None, as_json: bool) -> None:
+    """Check an output: its hashes and, with --deep, every byte (exit 1: something differs)."""
+    with progress("checking") as advance:
+        result = check(out, deep, progress=advance)
+    if as_json:
+        emit(asdict(result))
+    else:
+        show_check(result, deep is not None)
+    sys.exit(0 if result.passed else 1)
+
+
+@click.command("restore", cls=Verb)
+@click.argument("out", type=click.Path())
+@click.argument("folder", type=click.Path())
+@json_option
+def restore_command(out: str, folder: str, as_json: bool) -> None:
+    """Write the checkpoint again that an output was made from."""
+    with progress("restoring") as advance:
+        result = restore(out, folder, progress=advance)
+    if as_json:
+        emit(asdict(result))
+    else:
+        show_restore(result)

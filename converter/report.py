@@ -1,0 +1,39 @@
+"""Conversions, checks and restores for people."""
+
+from __future__ import annotations
+
+from converter.convert import ConvertResult
+from converter.findings import CheckResult
+from converter.restore import RestoreResult
+from shard_plans.console import out, size
+
+
+def show_convert(result: ConvertResult) -> None:
+    """What was moved, and how fast."""
+    console = out()
+    if not result.bytes_written:
+        console.print("this conversion lies there whole already; nothing was written")
+        return
+    rate = result.bytes_written / result.seconds if result.seconds else 0.0
+    console.print(
+        f"{result.tensors:,} tensors for {result.ranks} ranks: read {size(result.bytes_read)}, wrote "
+        f"{size(result.bytes_written)} in {result.seconds:.1f} s ({size(rate)}/s)"
+    )
+    if result.skipped:
+        console.print(f"{result.skipped:,} stored tensors were left out, as the plan says (manifest.json names them)")
+
+
+def show_check(result: CheckResult, deep: bool) -> None:
+    """The verdict, then every failure with its place."""
+    console = out()
+    what = "hashes, and every byte against the checkpoint" if deep else "hashes"
+    verdict = "[green]passed[/green]" if result.passed else "[red]failed[/red]"
+    console.print(f"{verdict}: {result.files} files, {result.tensors:,} tensors ({what})")
+    for failure in result.failures:
+        where = ", ".join(word for word in (failure.file, failure.tensor) if word)
+        console.print(f"  {where}: {failure.reason}", markup=False)
+
+
+def show_restore(result: RestoreResult) -> None:
+    """What was put together."""
+    out().print(f"{result.tensors:,} tensors, {size(result.bytes_written)} in {result.files} files")

@@ -1,0 +1,61 @@
+"""The verbs of this package as functions of paths: convert, check, restore."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+from converter.check import CheckResult
+from converter.check import check as check_output
+from converter.convert import ConvertResult
+from converter.convert import convert as convert_placed
+from converter.restore import RestoreResult
+from converter.restore import restore as restore_output
+from converter.workers import Progress
+from shard_plans.grid import make_grid
+from shard_plans.memory import with_ledger
+from shard_plans.placement import place
+from shard_plans.plan import Plan, read_plan
+from shard_plans.plan_check import check_plan
+from shard_plans.search import make_plan
+from shard_plans.verbs import open_binding
+
+AnyPath = str | PathLike[str]
+
+
+def convert(
+    checkpoint: AnyPath,
+    out: AnyPath,
+    plan: Plan | AnyPath | None = None,
+    *,
+    tp: int | None = None,
+    pp: int | None = None,
+    dp: int | None = None,
+    ep: int | None = None,
+    etp: int | None = None,
+    mtp: str = "keep",
+    strict_blocks: bool = False,
+    family: AnyPath | None = None,
+    workers: int = 4,
+    progress: Progress | None = None,
+) -> ConvertResult:
+    """Write the shard files of a plan, or of the sizes given, into the folder `out`."""
+    binding = open_binding(checkpoint, family)
+    if plan is None:
+        plan = make_plan(binding, make_grid(tp, pp, dp, ep, etp), mtp, strict_blocks)
+    elif not isinstance(plan, Plan):
+        plan = read_plan(Path(plan))
+    check_plan(plan, binding)
+    placement = place(binding, plan)
+    plan = with_ledger(plan, binding)
+    return convert_placed(binding.checkpoint, binding, plan, placement, Path(out), workers, progress)
+
+
+def check(out: AnyPath, deep: AnyPath | None = None, progress: Progress | None = None) -> CheckResult:
+    """Check the hashes of an output and, with `deep`, every byte of it against that checkpoint."""
+    return check_output(Path(out), Path(deep) if deep else None, progress=progress)
+
+
+def restore(out: AnyPath, folder: AnyPath, progress: Progress | None = None) -> RestoreResult:
+    """Write the checkpoint again that an output was made from, into a new or empty folder."""
+    return restore_output(Path(out), Path(folder), progress=progress)

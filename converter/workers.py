@@ -1,0 +1,85 @@
+"""A few threads over a list of work, each with its own buffers, and a meter of how far they are."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Worker = TypeVar("Worker")
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all, from any thread, never twice at a time."""
+INTERVAL = 0.1
+"""Seconds between calls of a progress callback."""
+
+
+class Meter:
+    """Adds up what the workers did and tells the progress callback now and then."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self.done, self.total = 0, total
+        self._progress = progress
+        self.lock = threading.Lock()
+        self._told = 0.0
+
+    def add(self, count: int) -> None:
+        """Count bytes; may be called from any thread."""
+        with self.lock:
+            self.done += count
+            now = time.monotonic()
+            if self._progress and (now - self._told >= INTERVAL or self.done == self.total):
+                self._told = now
+                self._progress(self.done, self.total)
+
+
+def run_all(
+    items: Iterable[Item],
+    make_worker: Callable[[], AbstractContextManager[Worker]],
+    work: Callable[[Worker, Item], None],
+    workers: int,
+) -> None:
+    """Do `work` for every item on `workers` threads; each thread makes a worker of its own and closes it at the end.
+
+    The first exception stops all of them, and is raised when they have stopped.
+    """
+    queue = iter(items)
+    lock = threading.Lock()
+    stop = threading.Event()
+    faults: list[BaseException] = []
+
+    def following() -> Iterator[Item]:
+        while not stop.is_set():
+            with lock:
+                try:
+                    item = next(queue)
+                except StopIteration:
+                    return
+            yield item
+
+    def main() -> None:
+        try:
+            with make_worker() as worker:
+                for item in following():
+                    work(worker, item)
+        except BaseException as fault:
+            faults.append(fault)
+            stop.set()
+
+    threads: list[threading.Thread] = []
+    try:
+        for number in range(max(1, workers)):
+            thread = threading.Thread(target=main, name=f"reshard-{number}")
+            thread.start()
+            threads.append(thread)
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        raise
+    if faults:
+        raise faults[0]

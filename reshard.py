@@ -1,0 +1,79 @@
+"""The command `reshard` and its Python API; each verb is handed to its package, imported when it is first used.
+
+import reshard
+
+plan = reshard.plan_memory("CHECKPOINT", "4x8:80GB")
+reshard.convert("CHECKPOINT", "OUT", plan)
+reshard.check("OUT", deep="CHECKPOINT")
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from converter.verbs import check, convert, restore
+    from runtime.run import RunOptions, verify_and_run
+    from shard_plans.verbs import inspect, plan_memory
+
+__version__ = "0.1.0"
+__all__ = ["RunOptions", "check", "convert", "inspect", "main", "plan_memory", "restore", "verify_and_run"]
+
+_API = {
+    "plan_memory": "shard_plans.verbs",
+    "inspect": "shard_plans.verbs",
+    "convert": "converter.verbs",
+    "check": "converter.verbs",
+    "restore": "converter.verbs",
+    "verify_and_run": "runtime.run",
+    "RunOptions": "runtime.run",
+}
+_VERBS = {
+    "plan-memory": ("shard_plans.cli", "plan_memory_command", "Choose what goes where on a cluster; does it fit?"),
+    "convert": ("converter.cli", "convert_command", "Stream a checkpoint into hashed per-rank binaries."),
+    "check": ("converter.cli", "check_command", "Check an output's hashes, or every byte of it."),
+    "restore": ("converter.cli", "restore_command", "Write the checkpoint again that an output was made from."),
+    "verify-and-run": ("runtime.cli", "verify_and_run_command", "Run the sharded forward pass and compare it."),
+    "inspect": ("shard_plans.cli", "inspect_command", "Say what a checkpoint, config, plan or output is."),
+    "demo": ("runtime.cli", "demo_command", "The main job on a small checkpoint that reshard makes itself."),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _API:
+        raise AttributeError(f"module 'reshard' has no attribute {name!r}")
+    return getattr(import_module(_API[name]), name)
+
+
+class _Verbs(click.Group):
+    """Verbs by name; listing them imports nothing heavy."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        module, command, _ = _VERBS[cmd_name]
+        found: click.Command = getattr(import_module(module), command)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(verb, words) for verb, (_, _, words) in _VERBS.items()])
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="reshard")
+def main() -> None:
+    """Turn a HuggingFace checkpoint into what each accelerator of a cluster loads, and prove that it is right.
+
+    Exit codes: 0 success, 1 a check failed or a plan doesn't fit, 2 bad input or usage.
+    """
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Starting the ranks: all in this process, or its one under torchrun. Faults before the run reach every rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from runtime.checks import gather
+from runtime.comm import NoComm
+from runtime.devices import module
+from runtime.distributed import DistributedComm, under_torchrun
+from runtime.session import Job, Outcome, run_rank
+from runtime.virtual import VirtualWorld
+from shard_plans import errors
+from shard_plans.errors import ReshardError, RuntimeFault
+
+T = TypeVar("T")
+
+
+def one_rank_a_process() -> bool:
+    """Whether torchrun started several processes."""
+    return under_torchrun() and os.environ["WORLD_SIZE"] != "1"
+
+
+def agree(comm: DistributedComm | None, device: torch.device, step: Callable[[], T]) -> T:
+    """Take a step that may fail on some rank alone; if it does, its fault is raised on every rank."""
+    value: T | None = None
+    fault: ReshardError | None = None
+    try:
+        value = step()
+    except ReshardError as found:
+        fault = found
+    if comm is not None:
+        told = gather(comm, device, None if fault is None else [type(fault).__name__, str(fault)])
+        for rank, words in enumerate(told):
+            if words is not None:
+                raise getattr(errors, words[0])(f"rank {rank}: {words[1]}") from fault
+    if fault is not None:
+        raise fault
+    return value  # type: ignore[return-value]  # a step that doesn't fail has a value
+
+
+def run_ranks(job: Job, comm: DistributedComm | None) -> Outcome:
+    """Run every rank of the plan, or this process's, and return what rank 0 (or this one) found."""
+    world = job.opened.plan.grid.world
+    if comm is None:
+        return VirtualWorld(world).run(lambda c: run_rank(job, c))[0] if world > 1 else run_rank(job, NoComm())
+    try:
+        return run_rank(job, comm)
+    except RuntimeError as fault:
+        raise RuntimeFault(f"rank {comm.rank} stopped, most likely because another one did: {fault}") from fault
+
+
+def room(device: torch.device) -> int:
+    """Bytes of weights that may stay in memory from one token to the next: half of what is free, shared fairly."""
+    if device.type != "cpu":
+        found = getattr(module(device.type), "mem_get_info", None)
+        return int(found()[0]) // 2 if found is not None else 0
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return 0
+    return free // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -1,0 +1,125 @@
+"""One forward pass of one rank over all sections: stage after stage, layers from the loader as they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from runtime import forward
+from runtime.forward import LayerCache, RankContext, Routing
+from runtime.loader import FIRST, LAST, Loader
+from runtime.weights import LayerWeights
+from shard_plans.model import Layer
+
+Caches = Mapping[int, LayerCache]
+"""Layer number -> its cache, for the layers of the rank's stage."""
+
+
+class Watcher(Protocol):
+    """Sees a pass from within; every rank calls the same methods in the same order."""
+
+    def before(self, layer: Layer) -> None:
+        """Called on all ranks, those of other stages too, before `layer` runs."""
+
+    def after(self, layer: Layer, weights: LayerWeights, start: Tensor, out: Tensor, routing: Routing | None) -> None:
+        """Called on the ranks of the layer's stage, while its weights are in memory."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankRun:
+    """What one rank needs to run passes."""
+
+    ctx: RankContext
+    loader: Loader
+    stages: tuple[tuple[int, int], ...]
+    """Half-open layer range of each stage."""
+    lockstep: bool
+    """Ranks share the loader and memory: nobody starts a section before all have left the one before it."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this rank's stage has the head."""
+        return self.ctx.at.stage == len(self.stages) - 1
+
+    @property
+    def output_rank(self) -> int:
+        """The rank whose logits count: tp 0 of replica 0 on the last stage."""
+        return self.ctx.grid.world - self.ctx.grid.stage_ranks
+
+    def stage_of(self, layer: int) -> int:
+        """The stage that runs a layer."""
+        return next(stage for stage, (first, stop) in enumerate(self.stages) if first <= layer < stop)
+
+    def new_caches(self) -> dict[int, LayerCache]:
+        """Empty caches for the layers of this rank's stage."""
+        layers = self.ctx.model.forward_layers
+        return {layer.index: LayerCache() for layer in layers if self.stage_of(layer.index) == self.ctx.at.stage}
+
+    def step(self) -> None:
+        """The end of a section."""
+        if self.lockstep:
+            self.ctx.comm.barrier()
+
+
+def forward_pass(
+    run: RankRun, ids: Tensor, positions: Tensor, caches: Caches | None, watch: Watcher | None, only_last: bool = False
+) -> Tensor | None:
+    """Run ids [tokens] at `positions`: logits [tokens, vocabulary] on the last stage (of the last token alone with
+    `only_last`), None on the others. `watch` may be None on all ranks or on none.
+    """
+    x = _embed(run, ids) if run.ctx.at.stage == 0 else None
+    run.step()
+    reached = 0
+    for layer in run.ctx.model.forward_layers:
+        stage = run.stage_of(layer.index)
+        while reached < stage:
+            x, reached = _hand_over(run, x, reached, len(ids)), reached + 1
+        if watch is not None:
+            watch.before(layer)
+        if x is not None:
+            x = _layer(run, layer, x, None if caches is None else caches[layer.index], positions, watch)
+        run.step()
+    while reached < len(run.stages) - 1:
+        x, reached = _hand_over(run, x, reached, len(ids)), reached + 1
+    scores = None if x is None else _logits(run, x[-1:] if only_last else x)
+    run.step()
+    return scores
+
+
+def _embed(run: RankRun, ids: Tensor) -> Tensor:
+    rank = run.ctx.at.rank
+    x = forward.embed(run.ctx, run.loader.get(rank, FIRST), ids)
+    run.loader.release(rank, FIRST)
+    return x
+
+
+def _layer(
+    run: RankRun, layer: Layer, start: Tensor, cache: LayerCache | None, positions: Tensor, watch: Watcher | None
+) -> Tensor:
+    rank = run.ctx.at.rank
+    weights = run.loader.get(rank, layer.index)
+    out, routing = forward.run_layer(run.ctx, layer, weights, start, cache, positions)
+    if watch is not None:
+        watch.after(layer, weights, start, out, routing)
+    run.loader.release(rank, layer.index)
+    return out
+
+
+def _logits(run: RankRun, x: Tensor) -> Tensor:
+    rank = run.ctx.at.rank
+    scores = forward.logits(run.ctx, run.loader.get(rank, LAST), x)
+    run.loader.release(rank, LAST)
+    return scores
+
+
+def _hand_over(run: RankRun, x: Tensor | None, stage: int, tokens: int) -> Tensor | None:
+    """Move the hidden states from `stage` to the next, each rank to the one in its place there."""
+    ctx, step = run.ctx, run.ctx.grid.stage_ranks
+    if x is not None:
+        ctx.comm.send(x, ctx.at.rank + step)
+    elif ctx.at.stage == stage + 1:
+        return ctx.comm.recv(ctx.at.rank - step, (tokens, ctx.size("hidden")), ctx.compute)
+    return None

@@ -1,0 +1,46 @@
+"""The result of verify-and-run, for people."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from runtime.checks import Check
+from runtime.run import RunResult
+from shard_plans.console import out, size
+
+
+def show_run(result: RunResult) -> None:
+    """Print the checks, the answer, and what wasn't checked."""
+    console = out()
+    table = Table("check", "", "worst", "limit", "where", box=None, pad_edge=False, header_style="bold")
+    for check in result.checks:
+        mark = "[green]passed[/green]" if check.passed else "[red]FAILED[/red]"
+        table.add_row(check.name, mark, *_numbers(check), _plain(check.where))
+    console.print(table)
+    for check in result.checks:
+        if check.note:
+            console.print(f"  {check.name}: {check.note}", markup=False)
+    figures = result.figures
+    if "bytes_read" in figures:
+        console.print(
+            f"{figures['ranks']} ranks ran {figures['tokens']} tokens on {figures['device']} in {figures['seconds']:.1f} s; "
+            f"{size(figures['bytes_read'])} of shards read, {figures['seconds_waited']:.1f} s waited for them",
+            markup=False,
+        )
+    if result.generated:
+        console.print(f"generated: {', '.join(map(str, result.generated))}", markup=False)
+    if result.text is not None:
+        console.print(f"text: {result.text}", markup=False)
+    console.print("Not checked:")
+    for sentence in result.not_checked:
+        console.print(f"  - {sentence}", markup=False)
+    console.print("passed" if result.passed else "FAILED", style="bold green" if result.passed else "bold red")
+
+
+def _numbers(check: Check) -> tuple[str, str]:
+    worst = "nan" if check.worst is None else f"{check.worst:.3g}"
+    return worst, f"{check.limit:g}"
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", r"\[")

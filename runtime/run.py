@@ -1,0 +1,222 @@
+"""The verb verify-and-run: load the shards, run them, compare with the reference, answer."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from converter.check import CheckResult, check
+from runtime.checks import Check
+from runtime.devices import open_device
+from runtime.distributed import DistributedComm, init
+from runtime.forward import check_model
+from runtime.inputs import check_ids, choose_ids
+from runtime.ladder import Ran, checks_of, not_checked
+from runtime.launch import agree, one_rank_a_process, room, run_ranks
+from runtime.loader import Loader, LoadOptions
+from runtime.opened import Opened, open_output
+from runtime.reference import Reference
+from runtime.session import Job, Outcome
+from runtime.text import TOKENIZER, Tokenizer, end_tokens
+from runtime.verify import reference_dtype
+from shard_plans.binding import bind
+from shard_plans.checkpoint import open_checkpoint
+from shard_plans.errors import CheckpointError, ManifestError, OutputError, RuntimeFault
+
+COMPUTE = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+PROMPT_TOKENS = 32
+"""New tokens after a prompt where nothing is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the command was asked for."""
+
+    out: Path
+    reference: Path | None = None
+    device: str = "cpu"
+    prompt: str | None = None
+    input_ids: str | None = None
+    """`1,2,3`, or the name of a safetensors file."""
+    max_new_tokens: int | None = None
+    """None: PROMPT_TOKENS with a prompt, else 0."""
+    compute: str = "float32"
+    logits_out: Path | None = None
+    backend: str | None = None
+    ignore_end: bool = False
+    """Generate on behind an end-of-sequence token."""
+    check_hashes: bool = True
+    look_ahead: int = 2
+    threads: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What the command found; whole on rank 0, the others know whether it passed."""
+
+    passed: bool
+    checks: tuple[Check, ...] = ()
+    generated: tuple[int, ...] = ()
+    text: str | None = None
+    not_checked: tuple[str, ...] = ()
+    """What this run says nothing about, in sentences."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    """tokens, ranks, seconds, bytes_read, seconds_waited."""
+    reports: bool = True
+    """This process is the one that prints."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as JSON has it."""
+        return {
+            "passed": self.passed, "checks": [check.as_dict() for check in self.checks],
+            "generated": list(self.generated), "text": self.text, "not_checked": list(self.not_checked), **self.figures,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Request:
+    """Checked options."""
+
+    options: RunOptions
+    opened: Opened
+    device: torch.device
+    tokenizer: Tokenizer | None
+    ids: list[int]
+    new_tokens: int
+
+
+def verify_and_run(options: RunOptions) -> RunResult:
+    """Run the ranks of an output folder, all in this process or, under torchrun, one a process.
+
+    Raises ReshardError for what can't be run as asked; what was run and found wrong is a failed check.
+    """
+    began = time.monotonic()
+    request = _request(options)
+    with ExitStack() as stack:
+        comm: DistributedComm | None = None
+        if one_rank_a_process():
+            comm = init(request.opened.plan.grid, request.device, options.backend)
+            stack.callback(comm.close)
+        ran = _run(request, stack, comm, began)
+        if ran.fault is not None:
+            return replace(_result(request, ran), reports=ran.reports)
+        passed = all(found.passed for found in checks_of(ran))
+        if comm is not None:
+            mine = torch.tensor([int(passed)], device=request.device)
+            passed = bool(comm.broadcast(mine if comm.rank == 0 else None, 0, (1,), torch.int64))
+            if comm.rank:
+                return RunResult(passed, reports=False)
+    if options.logits_out is not None and ran.outcome is not None and ran.outcome.logits is not None:
+        _write_logits(ran.outcome.logits, options.logits_out)
+    return _result(request, ran)
+
+
+def _request(options: RunOptions) -> _Request:
+    if options.compute not in COMPUTE:
+        raise RuntimeFault(f"--compute {options.compute} isn't known; known are {', '.join(COMPUTE)}")
+    if options.max_new_tokens is not None and options.max_new_tokens < 0:
+        raise RuntimeFault(f"--max-new-tokens is {options.max_new_tokens}; it can't be negative")
+    opened = open_output(options.out)
+    check_model(opened.model)
+    device = open_device(options.device)
+    tokenizer = _tokenizer(opened, options.prompt is not None)
+    ids = choose_ids(options.prompt, options.input_ids, tokenizer, opened.model)
+    new_tokens = options.max_new_tokens
+    if new_tokens is None:
+        new_tokens = PROMPT_TOKENS if options.prompt is not None else 0
+    check_ids(ids, new_tokens, opened.model)
+    return _Request(options, opened, device, tokenizer, ids, new_tokens)
+
+
+def _tokenizer(opened: Opened, needed: bool) -> Tokenizer | None:
+    if needed:
+        return Tokenizer(opened.carried)
+    try:
+        return Tokenizer(opened.carried) if (opened.carried / TOKENIZER).is_file() else None
+    except RuntimeFault:
+        return None  # generated ids are then shown as numbers
+
+
+def _run(request: _Request, stack: ExitStack, comm: DistributedComm | None, began: float) -> Ran:
+    """Everything but the report. A shard that can't be loaded, or used, is a finding."""
+    options, opened, device = request.options, request.opened, request.device
+    here = comm is None or comm.rank == 0
+    at_rest, reference = agree(comm, device, lambda: _reference(request, stack) if here else (None, None))
+    outcome: Outcome | None = None
+    fault: ManifestError | RuntimeFault | None = None
+    reports = here
+    figures: dict[str, Any] = {"tokens": len(request.ids), "ranks": opened.plan.grid.world, "device": str(device)}
+    try:
+        loader = stack.enter_context(agree(comm, device, lambda: _loader(request, comm)))
+        reports = True  # from here on a rank may fail alone, and then it is the one that knows why
+        ends = frozenset[int]() if options.ignore_end else end_tokens(opened.carried, dict(opened.model.config))
+        job = Job(
+            opened, torch.tensor(request.ids, device=device), COMPUTE[options.compute], device, loader,
+            comm is None and not loader.all_kept, options.reference is not None, reference, request.new_tokens, ends,
+        )  # fmt: skip
+        outcome = run_ranks(job, comm)
+        figures |= {"bytes_read": outcome.loaded, "seconds_waited": round(loader.seconds_waited, 3)}
+    except ManifestError as found:
+        fault = found
+    except RuntimeFault as found:
+        if at_rest is None or at_rest.passed:
+            raise
+        fault = found  # the bytes are known to be wrong, and this is what they led to
+    figures["seconds"] = round(time.monotonic() - began, 3)
+    return Ran(opened, COMPUTE[options.compute], options.reference is not None, options.check_hashes, at_rest, outcome,
+               fault, figures, reports)  # fmt: skip
+
+
+def _reference(request: _Request, stack: ExitStack) -> tuple[CheckResult | None, Reference | None]:
+    """Check the shards' bytes against the checkpoint, and open it for the reference pass."""
+    options, opened = request.options, request.opened
+    if options.reference is None:
+        return None, None
+    checkpoint = open_checkpoint(options.reference)
+    if checkpoint.fingerprint != opened.root.source.fingerprint:
+        raise CheckpointError(
+            f"the reference {options.reference} is the checkpoint {checkpoint.fingerprint}, {opened.out} was converted "
+            f"from {opened.root.source.fingerprint}; give the one it was made from"
+        )
+    binding = bind(checkpoint, opened.family)
+    at_rest = check(opened.out, deep=options.reference)
+    reference = Reference(binding, reference_dtype(COMPUTE[options.compute]), request.device)
+    return at_rest, stack.enter_context(reference)
+
+
+def _loader(request: _Request, comm: DistributedComm | None) -> Loader:
+    options, opened = request.options, request.opened
+    ranks = range(opened.plan.grid.world) if comm is None else [comm.rank]
+    budget = room(request.device) if request.new_tokens > 1 else 0
+    return Loader(
+        opened.out, opened.root, ranks, len(opened.model.forward_layers),
+        LoadOptions(request.device, options.check_hashes, options.look_ahead, budget, options.threads),
+    )  # fmt: skip
+
+
+def _result(request: _Request, ran: Ran) -> RunResult:
+    checks = checks_of(ran)
+    generated = ran.outcome.generated if ran.outcome is not None else ()
+    text = request.tokenizer.decode(list(generated)) if generated and request.tokenizer is not None else None
+    return RunResult(
+        all(found.passed for found in checks), checks, generated, text, not_checked(ran, bool(generated)), ran.figures
+    )
+
+
+def _write_logits(logits: Tensor, path: Path) -> None:
+    """`logits` float32 [tokens, vocabulary], whole or not at all."""
+    from safetensors.torch import save_file
+
+    partial = path.with_name(path.name + ".partial")
+    try:
+        save_file({"logits": logits.float().cpu().contiguous()}, str(partial))
+        partial.replace(path)
+    except Exception as error:  # safetensors raises its own classes, which aren't OSError
+        partial.unlink(missing_ok=True)
+        raise OutputError(f"the logits can't be written to {path}: {error}") from error

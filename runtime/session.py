@@ -1,0 +1,142 @@
+"""What one rank does in a verification: the watched prefill, replicas, logits, generation; results meet on rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.checks import LIMIT, Measure, gather
+from runtime.comm import Comm
+from runtime.compare import cosine, log_likelihood, relative
+from runtime.forward import RankContext
+from runtime.generate import generate
+from runtime.loader import Loader
+from runtime.opened import Opened
+from runtime.passes import RankRun, forward_pass
+from runtime.reference import Reference
+from runtime.verify import Ladder, exact
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """What the ranks of a process are to do."""
+
+    opened: Opened
+    ids: Tensor
+    """[tokens] int64, on the device."""
+    compute: torch.dtype
+    device: torch.device
+    loader: Loader
+    lockstep: bool
+    compare: bool
+    """There is a reference, ..."""
+    reference: Reference | None
+    """... which the process of rank 0 holds."""
+    new_tokens: int
+    ends: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What the ranks found; measures, logits and counts are whole on rank 0 alone."""
+
+    measures: tuple[Measure, ...]
+    logits: Tensor | None
+    """[tokens, vocabulary] of replica 0, on rank 0."""
+    generated: tuple[int, ...]
+    ties: int
+    wrong: int
+    clean: int
+    """Tokens that could be compared end to end."""
+    agreed: int
+    """Tokens over which all replicas were compared."""
+    chosen: tuple[int, int]
+    """(layer, expert) pairs that some token chose, and all of them; (0, 0) without a reference."""
+    loaded: int
+    """Bytes of shards read, by all ranks."""
+
+
+def run_rank(job: Job, comm: Comm) -> Outcome:
+    """All of it, on one rank; every rank of the plan calls it."""
+    opened, plan = job.opened, job.opened.plan
+    ctx = RankContext(
+        plan.grid, plan.grid.coordinate(comm.rank), comm, opened.model, plan.experts, job.compute, job.device
+    )
+    run = RankRun(ctx, job.loader, plan.stages, job.lockstep)
+    tokens = len(job.ids)
+    with torch.no_grad():
+        ladder = Ladder(run, job.ids, job.compare, job.reference if comm.rank == 0 else None)
+        caches = run.new_caches() if job.new_tokens else None
+        scores = forward_pass(run, job.ids, torch.arange(tokens, device=job.device), caches, ladder)
+        logits = _bring_home(run, scores, tokens)
+        generated = [] if caches is None else generate(run, caches, scores, tokens, job.new_tokens, job.ends)
+        mine = {"measures": [asdict(measure) for measure in ladder.measures], "ties": ladder.ties,
+                "wrong": ladder.wrong, "clean": ladder.clean, "untied": ladder.untied}  # fmt: skip
+        every = gather(comm, job.device, mine)
+        agreed = _compare_replicas(run, scores, min(found["untied"] for found in every))
+        replicas = [found for found in gather(comm, job.device, agreed) if found is not None]
+        measures = [Measure(**entry) for found in every for entry in found["measures"]]
+        measures += [Measure("replicas", error, where) for error, where, _ in replicas]
+        clean = min(found["clean"] for found in every)
+        if logits is not None and job.reference is not None:
+            measures += _compare_logits(job, logits, job.reference.logits(), clean)
+    experts = sum(opened.model.sizes["experts"] for _ in ladder.chosen)
+    return Outcome(
+        tuple(measures), logits, tuple(generated), sum(found["ties"] for found in every),
+        sum(found["wrong"] for found in every), clean, min((count for _, _, count in replicas), default=tokens),
+        (sum(ladder.chosen.values()), experts), job.loader.bytes_read,
+    )  # fmt: skip
+
+
+def _bring_home(run: RankRun, scores: Tensor | None, tokens: int) -> Tensor | None:
+    """The logits of replica 0, on rank 0."""
+    ctx = run.ctx
+    if run.output_rank == 0:
+        return scores if ctx.at.rank == 0 else None
+    if ctx.at.rank == run.output_rank and scores is not None:
+        ctx.comm.send(scores, 0)
+    if ctx.at.rank == 0:
+        return ctx.comm.recv(run.output_rank, (tokens, ctx.size("vocab")), ctx.compute)
+    return None
+
+
+def _compare_replicas(run: RankRun, scores: Tensor | None, untied: int) -> tuple[float, str, int] | None:
+    """On the last stage, a rank for each replica but the first: its logits against replica 0's.
+
+    Returns the worst error of a token (or the cosine, in low precision), where, and how many tokens were compared: if
+    they part company at or behind token `untied`, whose route was a near-tie, only those before it.
+    """
+    ctx, grid = run.ctx, run.ctx.grid
+    if scores is None or grid.dp == 1 or ctx.at.tp:
+        return None
+    if ctx.at.dp == 0:
+        for replica in range(1, grid.dp):
+            ctx.comm.send(scores, ctx.at.rank + replica * grid.tp)
+        return None
+    first = ctx.comm.recv(run.output_rank, scores.shape, ctx.compute)
+    where = f"replica {ctx.at.dp} (rank {ctx.at.rank}) against replica 0"
+    if not exact(ctx.compute):
+        return cosine(scores, first), where, len(scores)
+    sizes = first.double().norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+    errors = (scores.double() - first.double()).norm(dim=-1) / sizes
+    apart = (~(errors <= LIMIT)).nonzero().flatten().tolist()
+    if apart and 0 < untied <= apart[0]:
+        errors = errors[:untied]
+    bad = (~torch.isfinite(errors)).nonzero().flatten().tolist()
+    token = bad[0] if bad else int(errors.argmax())
+    return float(errors[token]), f"{where}, token {token}", len(errors)
+
+
+def _compare_logits(job: Job, logits: Tensor, reference: Tensor, clean: int) -> Iterator[Measure]:
+    where = f"replica 0, {clean} of {len(logits)} tokens"
+    if exact(job.compute):
+        if clean:
+            yield Measure("logits", relative(logits[:clean], reference[:clean]), where)
+        return
+    yield Measure("logits", cosine(logits, reference), where)
+    if len(logits) > 1:
+        ours, theirs = log_likelihood(logits, job.ids), log_likelihood(reference, job.ids)
+        yield Measure("likelihood", abs(ours - theirs) / abs(theirs), where)

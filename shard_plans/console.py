@@ -1,0 +1,69 @@
+"""What all verbs share on a terminal: results on stdout, progress and remarks on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+LINE_EVERY = 5.0
+"""Seconds between progress lines where stderr isn't a terminal."""
+
+Advance = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
+
+
+def out() -> Console:
+    """Standard output, for people."""
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def remark(text: str) -> None:
+    """A sentence on stderr."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
+
+
+def emit(data: dict[str, Any]) -> None:
+    """One JSON object on stdout."""
+    sys.stdout.write(json.dumps(data, indent=1, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def size(count: float) -> str:
+    """Bytes in words: 1.56 TB (1e12 bytes), 20.8 GB, 34 kB, 12 B; minus signs are kept."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(count) >= scale:
+            return f"{count / scale:.3g} {unit}" if abs(count) < 999.5 * scale else f"{count / scale:.0f} {unit}"
+    return f"{count:.0f} B"
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Advance]:
+    """A bar on a terminal, a line every few seconds elsewhere; both on stderr."""
+    if sys.stderr.isatty():
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+            TimeRemainingColumn(),
+        )  # fmt: skip
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+            task = bars.add_task(what, total=None)
+            yield lambda done, total: bars.update(task, completed=done, total=total)
+        return
+    started = told = time.monotonic()
+
+    def line(done: int, total: int) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now - told < LINE_EVERY:
+            return
+        told, rate = now, done / (now - started)
+        left = f", {(total - done) / rate:.0f} s left" if rate else ""
+        remark(f"{what}: {size(done)} of {size(total)}, {size(rate)}/s{left}")
+
+    yield line

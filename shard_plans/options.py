@@ -1,0 +1,60 @@
+"""Command-line options that several verbs share, and how their faults end the command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from shard_plans.console import emit
+from shard_plans.errors import ReshardError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/cli.md).")
+family_option = click.option("--family", type=click.Path(), help="A family table of your own (docs/families.md).")
+
+
+class Verb(click.Command):
+    """A verb whose faults are one sentence on stderr (and one object under --json) and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; a ReshardError ends it with the error's exit code."""
+        try:
+            return super().invoke(ctx)
+        except ReshardError as error:
+            if ctx.params.get("as_json"):
+                emit({"error": {"kind": type(error).__name__, "message": str(error)}})
+            click.echo(f"reshard {self.name}: {error}", err=True)
+            sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo(f"reshard {self.name}: interrupted", err=True)
+            sys.exit(130)
+
+
+def sizes_options(command: Command) -> Command:
+    """--tp, --pp, --dp, --ep, --etp, --mtp and --strict-blocks."""
+    for option in (
+        click.option("--strict-blocks", is_flag=True, help="Refuse cuts inside a quantisation block."),
+        click.option(
+            "--mtp", type=click.Choice(["keep", "drop"]), default="keep", help="Multi-token-prediction layers."
+        ),
+        click.option("--etp", type=int, help="Ranks that share each expert's width."),
+        click.option("--ep", type=int, help="Ranks that experts are dealt to."),
+        click.option("--dp", type=int, help="Replicas of attention."),
+        click.option("--pp", type=int, help="Pipeline stages."),
+        click.option("--tp", type=int, help="Ranks that share attention heads and dense width."),
+    ):
+        command = option(command)
+    return command
+
+
+SIZES = ("tp", "pp", "dp", "ep", "etp", "mtp", "strict_blocks")
+
+
+def contradictions(ctx: click.Context, names: tuple[str, ...]) -> list[str]:
+    """Those of the named options that the user gave on the command line, as the user writes them."""
+    given = click.core.ParameterSource.COMMANDLINE
+    return [f"--{name.replace('_', '-')}" for name in names if ctx.get_parameter_source(name) == given]

@@ -1,0 +1,100 @@
+"""Plans and inspections for people and for machines."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from shard_plans.console import out, size
+from shard_plans.inspect import Inspection
+from shard_plans.ledger import LedgerRow
+from shard_plans.plan import Plan
+
+PARTS = ("weights", "kv_cache", "activations", "communication", "runtime")
+HEADS = ("ranks", "stage", "layers", "weights", "KV cache", "activ.", "comm.", "runtime", "total", "room")
+
+
+def parallel(plan: Plan) -> dict[str, int]:
+    """The parallel sizes with their world, as --json gives them."""
+    grid = plan.grid
+    return {"tp": grid.tp, "pp": grid.pp, "dp": grid.dp, "ep": grid.ep, "etp": grid.etp, "world": grid.world}
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """What `plan-memory --json` prints."""
+    rows = plan.ledger or ()
+    return {
+        "fits": plan.fits,
+        "parallel": parallel(plan),
+        "stages": [list(stage) for stage in plan.stages],
+        "ranks": [asdict(row) for row in rows],
+    }
+
+
+def show_plan(plan: Plan) -> None:
+    """The sizes, a line for each kind of rank, and the verdict."""
+    console, sizes = out(), parallel(plan)
+    named = "  ".join(f"{axis} {number}" for axis, number in sizes.items() if axis != "world")
+    console.print(f"[bold]{plan.checkpoint.family}[/bold], {plan.checkpoint.tensors:,} tensors, ", end="")
+    console.print(f"{size(plan.checkpoint.bytes)} -> {sizes['world']} ranks: {named}")
+    rows = plan.ledger or ()
+    unit, scale = _unit(max((row.total for row in rows), default=0))
+    table = Table(box=None, pad_edge=False, title=f"{unit} a rank", title_justify="left", title_style="")
+    for head in HEADS:
+        table.add_column(head, justify="right", no_wrap=True)
+    for first, last, row in _alike(rows):
+        start, stop = plan.stages[row.stage]
+        numbers = [f"{getattr(row, part) / scale:.3g}" for part in (*PARTS, "total", "headroom")]
+        ranks = f"{first}-{last}" if last > first else str(first)
+        table.add_row(ranks, str(row.stage), f"{start}-{stop - 1}", *numbers, style="" if row.headroom >= 0 else "red")
+    console.print(table)
+    if plan.fits is None:
+        return
+    worst = min(plan.ledger or (), key=lambda row: row.headroom)
+    if plan.fits:
+        console.print(f"[green]fits[/green]: the fullest rank ({worst.rank}) has {size(worst.headroom)} left")
+    else:
+        console.print(
+            f"[red]does not fit[/red]: rank {worst.rank} needs {size(worst.total)}, its card has "
+            f"{size(worst.capacity)}: {size(-worst.headroom)} too much"
+        )
+
+
+def _unit(largest: int) -> tuple[str, float]:
+    """The unit in which the largest number has one to three digits before the point."""
+    return next(
+        ((unit, scale) for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)) if largest >= scale), ("kB", 1e3)
+    )
+
+
+def _alike(rows: tuple[LedgerRow, ...]) -> list[tuple[int, int, LedgerRow]]:
+    """Neighbouring ranks that need the same, as first rank, last rank and their row."""
+    runs: list[tuple[int, int, LedgerRow]] = []
+    for row in rows:
+        if runs and _needs(runs[-1][2]) == _needs(row):
+            runs[-1] = (runs[-1][0], row.rank, runs[-1][2])
+        else:
+            runs.append((row.rank, row.rank, row))
+    return runs
+
+
+def _needs(row: LedgerRow) -> tuple[int, ...]:
+    return (row.stage, *(getattr(row, part) for part in PARTS), row.capacity)
+
+
+def show_inspection(found: Inspection) -> None:
+    """What a checkpoint, config, plan or output is."""
+    console = out()
+    facts = {"tensors": found.tensors, "parameters": found.parameters, "layers": found.layers, "experts": found.experts}
+    words = [f"{value:,} {name}" for name, value in facts.items() if value is not None]
+    if found.bytes is not None:
+        words.insert(1, size(found.bytes))
+    console.print(f"[bold]{found.kind}[/bold], family {found.family}: " + ", ".join(words))
+    table = Table(box=None, pad_edge=False)
+    for head in ("group", "tensors", "bytes", "stored as"):
+        table.add_column(head, justify="left" if head in ("group", "stored as") else "right")
+    for group in found.groups or ():
+        table.add_row(group.name, f"{group.tensors:,}", size(group.bytes), ", ".join(group.dtypes))
+    console.print(table)

@@ -1,0 +1,50 @@
+"""The verbs of this package as functions: plan_memory, inspect, and the opening that the others share."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+from shard_plans.binding import Binding, bind
+from shard_plans.checkpoint import open_checkpoint
+from shard_plans.cluster import parse_cluster
+from shard_plans.family import load_family
+from shard_plans.inspect import Inspection
+from shard_plans.inspect import inspect as inspect_path
+from shard_plans.plan import Plan, Workload
+from shard_plans.search import search
+
+AnyPath = str | PathLike[str]
+
+
+def open_binding(checkpoint: AnyPath, family: AnyPath | None = None) -> Binding:
+    """Read a checkpoint's headers and give every tensor its row of the family table (`family`: the user's own)."""
+    opened = open_checkpoint(Path(checkpoint))
+    return bind(opened, load_family(opened.config, Path(family) if family else None))
+
+
+def plan_memory(
+    checkpoint: AnyPath,
+    cluster: str,
+    *,
+    tp: int | None = None,
+    pp: int | None = None,
+    dp: int | None = None,
+    ep: int | None = None,
+    etp: int | None = None,
+    context: int = 8192,
+    concurrency: int = 16,
+    kv_dtype: str = "bf16",
+    mtp: str = "keep",
+    strict_blocks: bool = False,
+    family: AnyPath | None = None,
+) -> Plan:
+    """The roomiest plan for a cluster (`4x8:80GB`); sizes that are given are kept. `plan.fits` says whether it fits."""
+    sizes = {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "etp": etp}
+    workload = Workload(context=context, concurrency=concurrency, kv_dtype=kv_dtype)
+    return search(open_binding(checkpoint, family), parse_cluster(cluster), sizes, workload, mtp, strict_blocks)
+
+
+def inspect(path: AnyPath, family: AnyPath | None = None) -> Inspection:
+    """Say what a checkpoint, config.json, plan or output is."""
+    return inspect_path(Path(path), Path(family) if family else None)

@@ -1,0 +1,1 @@
+"""Measurements, run by hand: their numbers are in docs/performance.md."""

@@ -1,0 +1,213 @@
+"""Time and peak memory of convert on a DeepSeek-shaped checkpoint, against a plain copy of the same bytes.
+
+    python -m tests.bench.bench_convert [--gigabytes 4] [--rounds 3] [--tp 8 --ep 8] [--folder FOLDER]
+
+Both are timed in turn, in one run, from files that were dropped from the page cache, fsync included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+HIDDEN, EXPERTS, EXPERT_FFN, HEADS, VOCAB, BLOCK = 2048, 64, 1024, 16, 32768, 128
+Q_LORA, KV_LORA, NOPE, ROPE, V_DIM, FFN = 768, 512, 128, 64, 128, 6144
+PART = 1 << 30
+"""Bytes of a file of the checkpoint."""
+STEP = 8 << 20
+Shapes = dict[str, tuple[str, tuple[int, ...]]]
+
+
+def config(layers: int) -> dict[str, object]:
+    """config.json of a small DeepSeek-V3 in FP8."""
+    return {
+        "model_type": "deepseek_v3", "hidden_size": HIDDEN, "vocab_size": VOCAB, "num_hidden_layers": layers,
+        "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "q_lora_rank": Q_LORA, "kv_lora_rank": KV_LORA,
+        "qk_nope_head_dim": NOPE, "qk_rope_head_dim": ROPE, "v_head_dim": V_DIM, "intermediate_size": FFN,
+        "n_routed_experts": EXPERTS, "num_experts_per_tok": 8, "moe_intermediate_size": EXPERT_FFN,
+        "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 8, "topk_group": 4, "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "hidden_act": "silu", "tie_word_embeddings": False, "max_position_embeddings": 4096, "torch_dtype": "bfloat16",
+        "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]},
+    }  # fmt: skip
+
+
+def tensors(layers: int) -> Shapes:
+    """Names, types and shapes, in order."""
+    found: Shapes = {"model.embed_tokens.weight": ("BF16", (VOCAB, HIDDEN))}
+
+    def matrix(name: str, rows: int, columns: int) -> None:
+        found[f"{name}.weight"] = ("F8_E4M3", (rows, columns))
+        found[f"{name}.weight_scale_inv"] = ("F32", (math.ceil(rows / BLOCK), math.ceil(columns / BLOCK)))
+
+    def mlp(prefix: str, width: int) -> None:
+        matrix(f"{prefix}gate_proj", width, HIDDEN)
+        matrix(f"{prefix}up_proj", width, HIDDEN)
+        matrix(f"{prefix}down_proj", HIDDEN, width)
+
+    for layer in range(layers):
+        start = f"model.layers.{layer}."
+        for norm, size in (
+            ("input_layernorm", HIDDEN), ("post_attention_layernorm", HIDDEN),
+            ("self_attn.q_a_layernorm", Q_LORA), ("self_attn.kv_a_layernorm", KV_LORA),
+        ):  # fmt: skip
+            found[f"{start}{norm}.weight"] = ("BF16", (size,))
+        attention = f"{start}self_attn."
+        matrix(f"{attention}q_a_proj", Q_LORA, HIDDEN)
+        matrix(f"{attention}q_b_proj", HEADS * (NOPE + ROPE), Q_LORA)
+        matrix(f"{attention}kv_a_proj_with_mqa", KV_LORA + ROPE, HIDDEN)
+        matrix(f"{attention}kv_b_proj", HEADS * (NOPE + V_DIM), KV_LORA)
+        matrix(f"{attention}o_proj", HIDDEN, HEADS * V_DIM)
+        if layer == 0:
+            mlp(f"{start}mlp.", FFN)
+            continue
+        found[f"{start}mlp.gate.weight"] = ("BF16", (EXPERTS, HIDDEN))
+        found[f"{start}mlp.gate.e_score_correction_bias"] = ("F32", (EXPERTS,))
+        for expert in range(EXPERTS):
+            mlp(f"{start}mlp.experts.{expert}.", EXPERT_FFN)
+        mlp(f"{start}mlp.shared_experts.", EXPERT_FFN)
+    found["model.norm.weight"] = ("BF16", (HIDDEN,))
+    found["lm_head.weight"] = ("BF16", (VOCAB, HIDDEN))
+    return found
+
+
+def size_of(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor."""
+    return math.prod(shape) * {"BF16": 2, "F8_E4M3": 1, "F32": 4}[dtype]
+
+
+def parts(found: Shapes) -> Iterator[Shapes]:
+    """The tensors of each file."""
+    part: Shapes = {}
+    size = 0
+    for name, (dtype, shape) in found.items():
+        if part and size + size_of(dtype, shape) > PART:
+            yield part
+            part, size = {}, 0
+        part[name] = dtype, shape
+        size += size_of(dtype, shape)
+    yield part
+
+
+def make(folder: Path, gigabytes: float) -> None:
+    """Write a checkpoint of about that size, of seeded random bytes."""
+    one, two = (sum(size_of(*kind) for kind in tensors(layers).values()) for layers in (1, 2))
+    layers = 1 + max(1, round((gigabytes * 1e9 - one) / (two - one)))
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config(layers), indent=1))
+    weight_map = {}
+    random = np.random.default_rng(0)
+    listed = list(parts(tensors(layers)))
+    for number, part in enumerate(listed, 1):
+        name = f"model-{number:05}-of-{len(listed):05}.safetensors"
+        weight_map |= dict.fromkeys(part, name)
+        entries, end = {}, 0
+        for tensor, (dtype, shape) in part.items():
+            entries[tensor] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size_of(dtype, shape)]}
+            end += size_of(dtype, shape)
+        header = json.dumps(entries).encode()
+        header += b" " * (-len(header) % 8)
+        with open(folder / name, "wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            for start in range(0, end, STEP):
+                file.write(random.bytes(min(STEP, end - start)))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def evict(folder: Path) -> None:
+    """Drop the folder's files from the page cache, after they are on the disk."""
+    for path in folder.rglob("*.safetensors"):
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(handle)
+
+
+def copy(source: Path, target: Path) -> float:
+    """Seconds of a plain copy of the weight files, each with fsync."""
+    target.mkdir()
+    started = time.monotonic()
+    for path in sorted(source.glob("*.safetensors")):
+        shutil.copyfile(path, target / path.name)
+        handle = os.open(target / path.name, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+    return time.monotonic() - started
+
+
+def child(source: Path, out: Path, tp: int, ep: int, workers: int) -> None:
+    """Convert in this process and print its result and peak memory."""
+    from converter.convert import convert
+    from shard_plans.binding import bind
+    from shard_plans.checkpoint import open_checkpoint
+    from shard_plans.experts import ExpertPlacement, contiguous
+    from shard_plans.family import load_family
+    from shard_plans.grid import make_grid
+    from shard_plans.placement import place
+    from shard_plans.plan import Plan, PlanSource
+
+    checkpoint = open_checkpoint(source)
+    binding = bind(checkpoint, load_family(checkpoint.config))
+    whose = PlanSource(binding.family.name, checkpoint.fingerprint, len(checkpoint), checkpoint.total_bytes)
+    stages = ((0, len(binding.model.layers)),)
+    plan = Plan(whose, make_grid(tp=tp, ep=ep), stages, ExpertPlacement(contiguous(EXPERTS, ep)))
+    result = convert(checkpoint, binding, plan, place(binding, plan), out, workers)
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    print(json.dumps({"seconds": result.seconds, "bytes": result.bytes_written, "peak": int(peak.split()[1]) * 1024}))
+
+
+def main() -> None:
+    """Make the checkpoint, measure both ways in turn, print medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tp", type=int, default=8)
+    parser.add_argument("--ep", type=int, default=8)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--folder", type=Path, help="where to make the files; default: a temporary folder")
+    parser.add_argument("--child", nargs=2, type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        source, out = options.child
+        child(source, out, options.tp, options.ep, options.workers)
+        return
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        folder = Path(name)
+        source = folder / "checkpoint"
+        make(source, options.gigabytes)
+        size = sum(path.stat().st_size for path in source.glob("*.safetensors"))
+        copies, conversions, peaks = [], [], []
+        for number in range(options.rounds):
+            evict(source)
+            copies.append(copy(source, folder / "copy"))
+            shutil.rmtree(folder / "copy")
+            evict(source)
+            sizes = ["--tp", str(options.tp), "--ep", str(options.ep), "--workers", str(options.workers)]
+            paths = [str(source), str(folder / "out")]
+            command = [sys.executable, "-m", "tests.bench.bench_convert", *sizes, "--child", *paths]
+            done = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            conversions.append(done["seconds"])
+            peaks.append(done["peak"])
+            shutil.rmtree(folder / "out")
+            print(f"round {number}: copy {copies[-1]:.2f} s, convert {done['seconds']:.2f} s", file=sys.stderr)
+        slow, fast = statistics.median(conversions), statistics.median(copies)
+        print(f"{size / 1e9:.2f} GB, tp {options.tp}, ep {options.ep}, {options.workers} workers")
+        print(f"copy + fsync   {fast:6.2f} s  {size / fast / 1e9:5.2f} GB/s")
+        print(f"convert        {slow:6.2f} s  {size / slow / 1e9:5.2f} GB/s  peak {max(peaks) / 2**20:.0f} MiB")
+        print(f"convert at {fast / slow:.2f} of the speed of a plain copy")
+
+
+if __name__ == "__main__":
+    main()
