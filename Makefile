@@ -44,7 +44,7 @@ format: $(DEV)
 	$(RUN) -m ruff format .
 
 bench: $(BASE)
-	$(RUN) -m tests.bench_convert $(ARGS)
+	$(RUN) -m tests.bench.bench_convert $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build reshard.egg-info

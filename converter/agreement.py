@@ -112,7 +112,9 @@ def _siblings(shards: Shards) -> Iterator[Failure]:
                     yield Failure(manifest.file, name, f"is missing, though other {axis} ranks of the stage hold it")
                 for tensor in manifest.tensors:
                     runs = tuple(cut.runs for piece in tensor.sources for cut in piece.cuts)
-                    if len(before.get(tensor.name, runs)) == len(runs) and before.get(tensor.name, runs) > runs:
+                    if () in runs:
+                        continue  # nothing but padding
+                    if before.setdefault(tensor.name, runs) > runs:
                         yield Failure(manifest.file, tensor.name, f"is cut before what the {axis} rank before it holds")
                     before[tensor.name] = runs
 

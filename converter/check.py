@@ -158,8 +158,18 @@ def _tensors(out: Path, manifests: list[ShardManifest], workers: int, meter: Met
             failures.append(Failure(manifest.file, tensor.name, str(error)))
         meter.add(tensor.nbytes)
 
-    run_all([(m, tensor) for m in manifests for tensor in m.tensors], worker, work, workers)
+    run_all(_whole_tensors(out, manifests), worker, work, workers)
     return failures
+
+
+def _whole_tensors(out: Path, manifests: list[ShardManifest]) -> Iterator[tuple[ShardManifest, ManifestTensor]]:
+    """Tensors that lie in their file whole; the others were reported with the file."""
+    for manifest in manifests:
+        path = out / manifest.file
+        size = path.stat().st_size if path.is_file() else 0
+        for tensor in manifest.tensors:
+            if manifest.header_size + tensor.offset + tensor.nbytes <= size:
+                yield manifest, tensor
 
 
 def _chunks(hands: _Hands, manifest: ShardManifest, tensor: ManifestTensor) -> Iterator[Failure]:

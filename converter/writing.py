@@ -24,7 +24,8 @@ SMALL = 64 << 10
 """Pieces below this are gathered before they are written."""
 PENDING = 256 << 10
 """Bytes gathered before they are written; less where very many tensors are written at once."""
-EARLY = int(os.environ.get("EARLY", 256 << 10))
+SYNC_FILE_RANGE_WRITE = 2
+EARLY = 256 << 10
 """Bytes of a write from which on the system is asked to begin with it at once, instead of when memory is full."""
 _libc: Any = ctypes.CDLL(None, use_errno=True)
 _early: Any = getattr(_libc, "sync_file_range", None)
@@ -48,7 +49,7 @@ class Writer:
             while done < len(data):
                 done += os.pwrite(handle, data[done:], offset + done)
             if len(data) >= EARLY and _early is not None:
-                _early(handle, ctypes.c_int64(offset), ctypes.c_int64(len(data)), 2)
+                _early(handle, ctypes.c_int64(offset), ctypes.c_int64(len(data)), SYNC_FILE_RANGE_WRITE)
         except OSError as error:
             raise write_fault(self.folder / name, error) from error
         self.bytes_written += len(data)

@@ -61,8 +61,9 @@ def verify_and_run_command(
 
 @click.command("demo", cls=Verb)
 @click.option("-o", "--output", type=click.Path(), help="Keep the checkpoint, plan and shards in this folder.")
-def demo_command(output: str | None) -> None:
+@json_option
+def demo_command(output: str | None, as_json: bool) -> None:
     """Plan, convert, check, verify and restore a small FP8 MoE checkpoint that reshard makes itself."""
     from runtime.demo import demo
 
-    sys.exit(demo(Path(output) if output else None))
+    sys.exit(demo(Path(output) if output else None, as_json))

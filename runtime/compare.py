@@ -16,9 +16,14 @@ NOISE = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.
 """Score differences that rounding explains, as a part of a token's largest score, by compute type."""
 
 
+def _wide(x: Tensor) -> Tensor:
+    """In float64 on the CPU: not every accelerator has that type."""
+    return x.detach().cpu().double()
+
+
 def relative(ours: Tensor, reference: Tensor) -> float:
     """||ours - reference|| / ||reference|| over all elements; nan where either isn't finite."""
-    ours, reference = ours.double(), reference.double()
+    ours, reference = _wide(ours), _wide(reference)
     size = float(reference.norm())
     error = float((ours - reference).norm())
     return error / size if size > 0 else (0.0 if error == 0 else math.inf if error == error else math.nan)
@@ -26,7 +31,7 @@ def relative(ours: Tensor, reference: Tensor) -> float:
 
 def cosine(ours: Tensor, reference: Tensor) -> float:
     """Cosine of the angle between the two, over all elements; nan where either isn't finite."""
-    ours, reference = ours.double().flatten(), reference.double().flatten()
+    ours, reference = _wide(ours).flatten(), _wide(reference).flatten()
     sizes = float(ours.norm() * reference.norm())
     return float(ours @ reference) / sizes if sizes != 0 else math.nan
 
@@ -37,7 +42,7 @@ def layer_error(start: Tensor, ours: Tensor, reference: Tensor) -> tuple[float, 
     Both sides started from `start`, so the error is measured against the layer's own contribution: the residual stream,
     which is often far larger, can't dilute it. A contribution below FLOOR of the stream is measured against that.
     """
-    start, ours, reference = start.double(), ours.double(), reference.double()
+    start, ours, reference = _wide(start), _wide(ours), _wide(reference)
     added = torch.maximum((reference - start).norm(dim=-1), FLOOR * reference.norm(dim=-1))
     errors = (ours - reference).norm(dim=-1) / added.clamp_min(torch.finfo(torch.float64).tiny)
     if not bool(torch.isfinite(errors).all()):
@@ -48,8 +53,8 @@ def layer_error(start: Tensor, ours: Tensor, reference: Tensor) -> tuple[float, 
 
 def log_likelihood(logits: Tensor, ids: Tensor) -> float:
     """Mean natural log of the probability that `logits` [tokens, vocabulary] give each next id; nan for one token."""
-    scores = torch.log_softmax(logits[:-1].double(), dim=-1)
-    return float(scores.gather(1, ids[1:, None].to(scores.device)).mean())
+    scores = torch.log_softmax(_wide(logits[:-1]), dim=-1)
+    return float(scores.gather(1, ids[1:, None].cpu()).mean())
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +71,15 @@ class Routed:
 
 
 def relative_margin(routing: Routing) -> Tensor:
-    """[tokens]: the routing's margin as a part of the token's largest score."""
-    scores = routing.scores_for_choice.double()
+    """[tokens], on the CPU: the routing's margin as a part of the token's largest score."""
+    scores = _wide(routing.scores_for_choice)
     largest = scores.masked_fill(~torch.isfinite(scores), 0).abs().amax(dim=-1)
-    return routing.margin.double() / largest.clamp_min(torch.finfo(torch.float64).tiny)
+    return _wide(routing.margin) / largest.clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def compare_routing(ours: Tensor, reference: Tensor, margin: Tensor, noise: float) -> Routed:
     """Compare expert ids [tokens, k], whatever their order; `margin` [tokens] is the reference's."""
+    ours, reference, margin = ours.cpu(), reference.cpu(), margin.cpu()
     differ = (ours.sort(dim=-1).values != reference.sort(dim=-1).values).any(dim=-1)
     explained = differ & (margin <= noise)
     return Routed(

@@ -37,6 +37,8 @@ def init(grid: Grid, device: torch.device, backend: str | None = None) -> Distri
         )
     if not dist.is_initialized():
         name = backend or backend_of(device)
+        if not dist.is_backend_available(name):
+            raise RuntimeFault(f"this torch has no collective backend {name}; it knows {', '.join(_backends())}")
         try:
             dist.init_process_group(name)
         except (RuntimeError, ValueError) as fault:
@@ -50,6 +52,10 @@ def grid_groups(grid: Grid) -> list[Group]:
     for at in grid.coordinates():
         groups |= {grid.tp_group(at), grid.ep_group(at), grid.etp_group(at)}
     return sorted(group for group in groups if len(group) > 1)
+
+
+def _backends() -> list[str]:
+    return [name for name in dist.Backend.backend_list if dist.is_backend_available(name)]
 
 
 class DistributedComm:

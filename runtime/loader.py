@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +18,12 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from runtime.sections import FIRST, LAST, section_of, section_words
 from runtime.shelf import Shard, open_shard
 from runtime.weights import LayerWeights, Stored
 from shard_plans.errors import ManifestError, ReshardError, RuntimeFault
 from shard_plans.manifest import Manifest
 
-FIRST, LAST = -1, 1 << 30
-"""Sections outside the layers: the embedding, and the final norm with the head; other sections are layer numbers."""
-OUTSIDE = {"embed": FIRST, "norm": LAST, "head": LAST}
 Item = tuple[str, str]
 """A tensor: file and name."""
 
@@ -51,7 +50,7 @@ class Loader:
 
         Raises ManifestError as open_shard does.
         """
-        self.options = options
+        self.options, self.ranks = options, tuple(ranks)
         files = {entry.at.rank: entry.files for entry in root.ranks}
         missing = [rank for rank in ranks if rank not in files]
         if missing:
@@ -61,7 +60,8 @@ class Loader:
         self._state = threading.Condition()
         self._closed = False
         self._error: BaseException | None = None
-        self.bytes_read = 0
+        self.bytes_read = self.resident = self.peak = 0
+        """Bytes read so far; bytes of weights in memory now, and at most."""
         self.seconds_waited = 0.0
         """What ranks spent waiting for weights, summed."""
         try:
@@ -71,6 +71,8 @@ class Loader:
             for number in range(max(1, options.threads)):
                 self._threads.append(threading.Thread(target=self._work, name=f"loader-{number}", daemon=True))
                 self._threads[-1].start()
+            with self._state:
+                self._schedule(0)
         except BaseException:
             self.close()
             raise
@@ -81,7 +83,7 @@ class Loader:
         for rank, names in files.items():
             for file in names:
                 for name in self._shards[file].tensors:
-                    section, short = _section(name)
+                    section, short = section_of(name)
                     if section < layers or section == LAST:
                         self._parts.setdefault((rank, section), {})[short] = (file, name)
             last, first = self._parts.get((rank, LAST)), self._parts.get((rank, FIRST), {})
@@ -113,13 +115,17 @@ class Loader:
         self._lacking: dict[int, int] = {}
         self._released = {(rank, s): 0 for s in self.sections for rank in self._users[s]}
         self._left: dict[int, int] = {}
-        self._queue: list[Item] = []
+        self._queue: deque[Item] = deque()
         self._floor = 0
         self._scheduled = 0
         self._asked = len(self.sections) - 1
 
     def _size(self, item: Item) -> int:
         return self._shards[item[0]].tensors[item[1]].nbytes
+
+    def holds(self, rank: int, section: int) -> bool:
+        """Whether `rank` has anything of `section`."""
+        return (rank, section) in self._parts
 
     def get(self, rank: int, section: int) -> LayerWeights:
         """The weights of `section` (FIRST, a layer number, LAST) that `rank` holds; waits until they are loaded.
@@ -129,14 +135,14 @@ class Loader:
         """
         parts = self._parts.get((rank, section))
         if parts is None:
-            raise RuntimeFault(f"rank {rank} holds nothing of {_words(section)}; the plan gives it to another stage")
+            raise RuntimeFault(f"rank {rank} holds nothing of {section_words(section)}; another stage does")
         with self._state:
             turn = self._released[rank, section] * len(self.sections) + self._place[section]
             if turn > self._asked:
                 self._asked = max(turn, (turn // len(self.sections) + 1) * len(self.sections) - 1)
             self._schedule(turn)
             began = time.monotonic()
-            while self._lacking.get(turn, 1):
+            while self._lacking.get(turn, 1) or self._closed:
                 if self._error is not None:
                     raise _again(self._error)
                 if self._closed:
@@ -155,7 +161,8 @@ class Loader:
                 del self._left[turn], self._lacking[turn]
                 if turn + len(self.sections) not in self._left:  # else a rank is already in the next pass
                     for item in set(self._items[section]) - self._kept:
-                        self._present.pop(item, None)
+                        del self._present[item]
+                        self.resident -= self._size(item)
             while self._floor < self._scheduled and self._floor not in self._left:
                 self._floor += 1
             self._schedule(0)
@@ -198,10 +205,12 @@ class Loader:
                         self._state.wait()
                     if self._closed:
                         return
-                    file, name = item = self._queue.pop(0)
+                    file, name = item = self._queue.popleft()
                 tensor = self._shards[file].read(name, self.options.check).to(self.options.device)
                 with self._state:
                     self.bytes_read += self._size(item)
+                    self.resident += self._size(item)
+                    self.peak = max(self.peak, self.resident)
                     self._present[item] = tensor
                     for turn in self._flying.pop(item):
                         self._lacking[turn] -= 1
@@ -231,21 +240,6 @@ class Loader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _section(name: str) -> tuple[int, str]:
-    """Section and short name of a native tensor: layers.3.attn.o -> (3, attn.o)."""
-    if name.startswith("layers."):
-        _, number, short = name.split(".", 2)
-        return int(number), short
-    role = name.removesuffix(".scale")
-    if role not in OUTSIDE:
-        raise ManifestError(f"tensor {name} belongs to no layer, and isn't {', '.join(OUTSIDE)}: the runtime can't use it")
-    return OUTSIDE[role], name
-
-
-def _words(section: int) -> str:
-    return {FIRST: "the embedding", LAST: "the head"}.get(section, f"layer {section}")
 
 
 def _again(error: BaseException) -> BaseException:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from runtime import forward
 from runtime.forward import LayerCache, RankContext, Routing
-from runtime.loader import FIRST, LAST, Loader
+from runtime.loader import Loader
+from runtime.sections import FIRST, LAST
 from runtime.weights import LayerWeights
 from shard_plans.model import Layer
 

@@ -23,8 +23,9 @@ def show_run(result: RunResult) -> None:
     figures = result.figures
     if "bytes_read" in figures:
         console.print(
-            f"{figures['ranks']} ranks ran {figures['tokens']} tokens on {figures['device']} in {figures['seconds']:.1f} s; "
-            f"{size(figures['bytes_read'])} of shards read, {figures['seconds_waited']:.1f} s waited for them",
+            f"{figures['ranks']} ranks ran {figures['tokens']} tokens on {figures['device']} in "
+            f"{figures['seconds']:.1f} s; {size(figures['bytes_read'])} of shards read, "
+            f"{figures['seconds_waited']:.1f} s waited for them",
             markup=False,
         )
     if result.generated:

@@ -49,6 +49,8 @@ class Outcome:
     generated: tuple[int, ...]
     ties: int
     wrong: int
+    routed: int
+    """Tokens of all layers and ranks that were routed as the reference does not, and all of them."""
     clean: int
     """Tokens that could be compared end to end."""
     agreed: int
@@ -73,8 +75,11 @@ def run_rank(job: Job, comm: Comm) -> Outcome:
         scores = forward_pass(run, job.ids, torch.arange(tokens, device=job.device), caches, ladder)
         logits = _bring_home(run, scores, tokens)
         generated = [] if caches is None else generate(run, caches, scores, tokens, job.new_tokens, job.ends)
-        mine = {"measures": [asdict(measure) for measure in ladder.measures], "ties": ladder.ties,
-                "wrong": ladder.wrong, "clean": ladder.clean, "untied": ladder.untied}  # fmt: skip
+        mine = {
+            "measures": [asdict(measure) for measure in ladder.measures], "clean": ladder.clean,
+            "untied": ladder.untied, "ties": ladder.ties, "wrong": ladder.wrong, "routed": ladder.routed,
+            "loaded": job.loader.bytes_read if comm.rank == job.loader.ranks[0] else 0,
+        }  # fmt: skip
         every = gather(comm, job.device, mine)
         agreed = _compare_replicas(run, scores, min(found["untied"] for found in every))
         replicas = [found for found in gather(comm, job.device, agreed) if found is not None]
@@ -84,10 +89,10 @@ def run_rank(job: Job, comm: Comm) -> Outcome:
         if logits is not None and job.reference is not None:
             measures += _compare_logits(job, logits, job.reference.logits(), clean)
     experts = sum(opened.model.sizes["experts"] for _ in ladder.chosen)
+    total = {key: sum(found[key] for found in every) for key in ("ties", "wrong", "routed", "loaded")}
     return Outcome(
-        tuple(measures), logits, tuple(generated), sum(found["ties"] for found in every),
-        sum(found["wrong"] for found in every), clean, min((count for _, _, count in replicas), default=tokens),
-        (sum(ladder.chosen.values()), experts), job.loader.bytes_read,
+        tuple(measures), logits, tuple(generated), clean=clean, chosen=(sum(ladder.chosen.values()), experts),
+        agreed=min((count for _, _, count in replicas), default=tokens), **total,
     )  # fmt: skip
 
 
@@ -120,8 +125,8 @@ def _compare_replicas(run: RankRun, scores: Tensor | None, untied: int) -> tuple
     where = f"replica {ctx.at.dp} (rank {ctx.at.rank}) against replica 0"
     if not exact(ctx.compute):
         return cosine(scores, first), where, len(scores)
-    sizes = first.double().norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
-    errors = (scores.double() - first.double()).norm(dim=-1) / sizes
+    wide, whole = scores.cpu().double(), first.cpu().double()
+    errors = (wide - whole).norm(dim=-1) / whole.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
     apart = (~(errors <= LIMIT)).nonzero().flatten().tolist()
     if apart and 0 < untied <= apart[0]:
         errors = errors[:untied]

@@ -49,7 +49,7 @@ class Shard:
             start = number * CHUNK
             raise ManifestError(
                 f"{self.path}, tensor {tensor.name}: bytes {start} to {start + len(chunk)} have the digest "
-                f"{found.hex()}, the manifest states {stated.hex()}: the file was damaged or changed; convert or copy it again"
+                f"{found.hex()}, the manifest states {stated.hex()}: the file was damaged; convert or copy it again"
             )
 
     def close(self) -> None:

@@ -52,8 +52,8 @@ class Ladder:
         """Tokens before the first whose route in this rank's own pass was a near-tie."""
         self.ties = 0
         """Tokens and layers in which a near-tie chose another expert, fed with the reference's own input."""
-        self.wrong = 0
-        """The same where the margin was too large for that."""
+        self.wrong = self.routed = 0
+        """The same where the margin was too large for that (in low precision: whatever the margin); and all of them."""
         self.chosen: dict[int, int] = {}
         """Layer -> how many of its experts some token chose; on rank 0."""
         self._worst: dict[str, Measure] = {}
@@ -76,7 +76,8 @@ class Ladder:
             ids = comm.broadcast(
                 None if found is None else found.indices, 0, (tokens, self.ctx.size("topk")), torch.int64
             )  # fmt: skip
-            margin = comm.broadcast(None if found is None else relative_margin(found), 0, (tokens,), torch.float64)
+            mine = None if found is None else relative_margin(found).to(self.ctx.device, torch.float32)
+            margin = comm.broadcast(mine, 0, (tokens,), torch.float32)
             self._routing = (ids, margin)
             if found is not None:
                 self.chosen[layer.index] = len(set(found.indices.flatten().tolist()))
@@ -99,25 +100,27 @@ class Ladder:
             self._note("hidden", cosine(out, self._out), where, high=False)
             if self._routing is not None and alone_routing is not None:
                 routed = self._routed(alone_routing, -1.0)
+                self.wrong, self.routed = self.wrong + len(routed.wrong), self.routed + routed.tokens
                 self._note("routing", 1 - len(routed.wrong) / max(1, routed.tokens), where, high=False)
 
     def _compare_exact(
         self, where: str, out: Tensor, routing: Routing | None, alone: Tensor, alone_routing: Routing | None
     ) -> None:
-        kept = torch.ones(self._shape[0], dtype=torch.bool, device=alone.device)
+        kept = torch.ones(self._shape[0], dtype=torch.bool)
         experts: Tensor | None = None
         if self._routing is not None and routing is not None and alone_routing is not None:
             noise = NOISE[self.ctx.compute]
             routed = self._routed(alone_routing, noise)
             self._note("routing", float(len(routed.wrong)), self._routed_words(where, routed, alone_routing))
-            self.wrong, self.ties = self.wrong + len(routed.wrong), self.ties + len(routed.ties)
+            self.wrong, self.routed = self.wrong + len(routed.wrong), self.routed + routed.tokens
+            self.ties += len(routed.ties)
             kept[list(routed.ties)] = False
             experts = alone_routing.indices
             drifted = self._routed(routing, max(noise, DRIFT * min(self._drift, NOISE[torch.float32] * 100)))
             self.clean = min(self.clean, *drifted.ties, self._shape[0])
         if bool(kept.any()):
             rows = kept.nonzero().flatten()
-            error, row = layer_error(self._start[rows], alone[rows], self._out[rows])
+            error, row = layer_error(self._start.cpu()[rows], alone.cpu()[rows], self._out.cpu()[rows])
             token = int(rows[row])
             words = f"{where}, token {token}"
             if experts is not None:

@@ -223,7 +223,7 @@ def _carried(folder: Path) -> tuple[str, ...]:
         chosen = name == INDEX or (
             name.endswith(CARRIED_SUFFIXES) and (name.startswith(CARRIED_NAMES) or name.endswith(".model"))
         )
-        if chosen and (folder / name).is_file():
+        if chosen and not (folder / name).is_dir():
             limit = INDEX_LIMIT if name == INDEX else CARRIED_LIMIT
             size = inside(folder, name).stat().st_size
             if size > limit:

@@ -98,7 +98,9 @@ def _sum(tokens: list[str], text: str, depth: int) -> tuple[Dim, list[str]]:
             tokens = tokens[1:]
         marked = [axis for f in factors for axis in ({m[0] for m in f.inner.marks} if f.inner else {f.axis} - {None})]
         if len(marked) != len(set(marked)):
-            raise FamilyError(f"dimension {text!r} cuts one product twice along {marked[0]}; its ranks would not cover it")
+            raise FamilyError(
+                f"dimension {text!r} cuts one product twice along {marked[0]}; its ranks would not cover it"
+            )
         terms.append(tuple(factors))
         if tokens[:1] != ["+"]:
             return Dim(tuple(terms), text), tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -190,14 +190,18 @@ def dump_yaml(data: Any, flow: bool = False) -> str:
 def check_schema(data: Any, schema: Mapping[str, Any], lines: Lines, what: str, error: type[ReshardError]) -> None:
     """Raise `error` for the first place where `data` departs from the JSON schema: key, line, and what is allowed."""
     faults = _Validator(schema).iter_errors(data)
-    found = sorted(((_line(fault.absolute_path, lines), fault) for fault in faults), key=lambda pair: pair[0])
+    found = sorted(((_line(fault, lines), fault) for fault in faults), key=lambda pair: pair[0])
     if found:
         fault = jsonschema.exceptions.best_match([found[0][1]])
-        raise error(f"{what}, line {_line(fault.absolute_path, lines)}: {_sentence(fault)}")
+        raise error(f"{what}, line {_line(fault, lines)}: {_sentence(fault)}")
 
 
-def _line(path: Iterable[Any], lines: Lines) -> int:
-    trail = tuple(path)
+def _line(fault: Any, lines: Lines) -> int:
+    """Where the fault stands: at the unknown key itself, else at the value, or at what holds it."""
+    trail = tuple(fault.absolute_path)
+    if fault.validator == "additionalProperties" and isinstance(fault.instance, dict):
+        unknown = (name for name in fault.instance if name not in fault.schema.get("properties", {}))
+        trail += tuple(unknown)[:1]
     while trail and trail not in lines:
         trail = trail[:-1]
     return lines.get(trail, 1)

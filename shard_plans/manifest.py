@@ -126,13 +126,11 @@ def read_manifest(out: Path) -> Manifest:
         raise ManifestError(f'{what} isn\'t a manifest of reshard: it has no "format": "{ROOT_FORMAT}"')
     if value.get("version") != VERSION:
         raise ManifestError(f"{what} is of version {brief(value.get('version'))}; this reshard reads version {VERSION}")
-    error = schema_error(value)
-    if error:
+    if error := schema_error(value):
         raise ManifestError(f"{what}: {error}")
-    if value["digest"] != root_digest(value):
-        raise ManifestError(
-            f"{what} states the digest {value['digest']}, but has {root_digest(value)}: it was changed or damaged"
-        )
+    digest = root_digest(value)
+    if value["digest"] != digest:
+        raise ManifestError(f"{what} states the digest {value['digest']}, but has {digest}: it was changed or damaged")
     manifest = _manifest(value)
     _check_names(manifest, what)
     return manifest
@@ -201,11 +199,9 @@ def _check_names(manifest: Manifest, what: str) -> None:
     ):
         if len(set(names)) != len(names):
             raise ManifestError(f"{what} lists one of its {kind} twice")
-    listed = set(files)
     for rank in manifest.ranks:
-        for name in rank.files:
-            if name not in listed:
-                raise ManifestError(f"{what} gives rank {rank.at.rank} the file {name}, which it doesn't list")
+        for name in sorted(set(rank.files).difference(files)):
+            raise ManifestError(f"{what} gives rank {rank.at.rank} the file {name}, which it doesn't list")
 
 
 def _value(manifest: Manifest) -> dict[str, Any]:

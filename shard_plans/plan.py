@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,8 @@ def write_plan(plan: Plan, path: Path) -> None:
         partial.write_text(format_plan(plan), encoding="utf-8")
         os.replace(partial, path)
     except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise OutputError(f"plan {path} can't be written: {error.strerror}") from error
 
 

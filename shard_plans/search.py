@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from shard_plans.binding import Binding
 from shard_plans.cluster import Cluster
@@ -90,9 +91,7 @@ def _plan(
     payload: Payload, chosen: Candidate, cluster: Cluster | None, workload: Workload, mtp: str, strict_blocks: bool
 ) -> Plan:
     checkpoint, experts = payload.binding.checkpoint, _experts(payload.binding)
-    source = PlanSource(
-        payload.binding.family.name, checkpoint.fingerprint, len(checkpoint), checkpoint.total_bytes
-    )
+    source = PlanSource(payload.binding.family.name, checkpoint.fingerprint, len(checkpoint), checkpoint.total_bytes)
     placement = ExpertPlacement(contiguous(experts, chosen.grid.ep)) if experts else ExpertPlacement()
     plan = Plan(source, chosen.grid, chosen.stages, placement, mtp, strict_blocks, cluster, workload)
     rows = ledger(payload, plan)  # without a cluster too, so that cuts that aren't possible are refused here
@@ -109,7 +108,7 @@ def _costs(payload: Payload, grid: Grid, workload: Workload, mtp: str) -> tuple[
     """Bytes of each layer that runs, on the fullest rank, and what the first and the last stage hold beside."""
     model, tp, etp = payload.binding.model, Share(0, grid.tp), Share(0, grid.etp)
     held = -(-_experts(payload.binding) // grid.ep)
-    weights = [payload.layer(l.index, tp) + held * payload.expert(l.index, etp) for l in model.layers]  # noqa: E741
+    weights = [payload.layer(each.index, tp) + held * payload.expert(each.index, etp) for each in model.layers]
     forward = len(model.forward_layers)
     costs = [weights[layer.index] + kv_cache(layer, model, grid, workload) for layer in model.forward_layers]
     last = payload.last(tp, grid.pp > 1) + (sum(weights[forward:]) if mtp == "keep" else 0)
@@ -154,9 +153,9 @@ def _grids(binding: Binding, cluster: Cluster, fixed: Mapping[str, int]) -> Iter
             if dp != fixed.get("dp", dp):
                 continue
             if not experts:
-                grid = make_grid(tp, pp, dp)
-                if fixed.get("ep", 1) == 1 and fixed.get("etp", grid.etp) == grid.etp:
-                    yield grid
+                etp = fixed.get("etp", dp * tp)  # of no effect, but kept where the user gives it
+                if fixed.get("ep", 1) == 1 and etp > 0 and (dp * tp) % etp == 0:
+                    yield make_grid(tp, pp, dp, 1, etp)
                 continue
             for ep in range(1, min(experts, dp * tp) + 1):
                 if (dp * tp) % ep or ep != fixed.get("ep", ep):
@@ -166,7 +165,7 @@ def _grids(binding: Binding, cluster: Cluster, fixed: Mapping[str, int]) -> Iter
                         yield Grid(tp, pp, dp, ep, etp)
 
 
-def _refuse(binding: Binding, cluster: Cluster, fixed: Mapping[str, int]) -> None:
+def _refuse(binding: Binding, cluster: Cluster, fixed: Mapping[str, int]) -> NoReturn:
     """Raise GridError: what the model doesn't allow, else what the cluster doesn't, with the legal sizes."""
     told = " ".join(f"{axis} {size}" for axis, size in fixed.items())
     if any(size < 1 for size in fixed.values()):

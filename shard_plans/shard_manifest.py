@@ -89,10 +89,8 @@ def _tensor_entry(tensor: ManifestTensor) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "name": tensor.name, "dtype": tensor.dtype, "shape": tensor.shape, "offset": tensor.offset,
         "bytes": tensor.nbytes, "format": tensor.format, "part": tensor.part, "block": tensor.block,
-        "xxh3": tensor.xxh3,
+        "xxh3": tensor.xxh3, **({"chunks": tensor.chunks.hex()} if tensor.chunks else {}),
     }  # fmt: skip
-    if tensor.chunks:
-        entry["chunks"] = tensor.chunks.hex()
     entry["sources"] = [
         {
             "tensor": piece.tensor,
@@ -229,7 +227,9 @@ def _number(value: Any, what: str) -> int:
 def _numbers(value: Any, what: str) -> tuple[int, ...]:
     if type(value) is not list or len(value) > 16:
         _wrong(f"{what} has {brief(value)} in the place of a list of sizes")
-    return tuple(_number(item, what) for item in value)
+    if value and (set(map(type, value)) != {int} or min(value) < 0 or max(value) >= LARGEST):
+        _wrong(f"{what} has {brief(value)} in the place of sizes")
+    return tuple(value)
 
 
 def _digest(value: Any, what: str) -> str:

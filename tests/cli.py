@@ -32,7 +32,7 @@ def run(*arguments: str | int | PathLike[str], code: int | None = 0) -> Ran:
     """Run `reshard ARGUMENTS`; the exit code must be `code` (None: any). A fault of the program itself is raised."""
     import reshard
 
-    result = CliRunner().invoke(reshard.main, [str(argument) for argument in arguments])
+    result = CliRunner().invoke(reshard.main, [str(argument) for argument in arguments], prog_name="reshard")
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     ran = Ran(result.exit_code, result.stdout, result.stderr)

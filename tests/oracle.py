@@ -36,8 +36,9 @@ GQA = {**BASE, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 1
 MLA = {
     **BASE, "rms_norm_eps": 1e-3, "num_attention_heads": 8, "num_key_value_heads": 8,
     "kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
-    "intermediate_size": 48, "moe_intermediate_size": 24, "n_shared_experts": 2, "n_routed_experts": 8, "num_experts_per_tok": 3,
-    "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "rope_parameters": YARN,
+    "intermediate_size": 48, "moe_intermediate_size": 24, "n_shared_experts": 2, "n_routed_experts": 8,
+    "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1,
+    "rope_parameters": YARN,
 }  # fmt: skip
 QWEN3_MOE = {
     **GQA, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True,

@@ -22,7 +22,8 @@ def steps(oracle: Oracle, grid: Grid, x: Tensor, chunks: list[int], shift: int =
 
     def rank(comm: Comm) -> tuple[Tensor, LayerCache]:
         ctx = context(oracle, grid, comm)
-        weights, cache, outputs = cut(oracle, ctx), LayerCache(), []
+        weights, cache = cut(oracle, ctx), LayerCache()
+        outputs: list[Tensor] = []
         for chunk in torch.split(torch.arange(x.shape[0]), chunks):
             positions = chunk + (shift if outputs else 0)
             outputs.append(run_layer(ctx, oracle.layer, weights, x[chunk], cache, positions)[0])

@@ -104,7 +104,7 @@ def test_spoilt_indexes(fault: str, own_tiny: MakeCheckpoint, run_cli: RunCli) -
 SPOILT_CONFIGS: dict[str, tuple[Callable[[dict[str, Any]], None], tuple[str, ...]]] = {
     "no hidden_size": (lambda c: c.pop("hidden_size"), ("hidden_size",)),
     "no model_type": (lambda c: c.pop("model_type"), ("model_type",)),
-    "a number as a word": (lambda c: c.update(num_hidden_layers="three"), ("num_hidden_layers",)),
+    "a number as a word": (lambda c: c.update(num_hidden_layers="three"), ("layers", "three")),
     "another architecture": (lambda c: c.update(model_type="gpt9"), ("gpt9", "llama", "deepseek_v3")),
     "another size": (lambda c: c.update(intermediate_size=100), ("mlp.gate_proj.weight", "96", "100")),
     "one layer more": (lambda c: c.update(num_hidden_layers=4), ("model.layers.3.",)),

@@ -1,4 +1,4 @@
-"""Full-size checkpoints as sparse files: inspected and planned in seconds; architectures without a table are refused."""
+"""Full-size checkpoints as sparse files: inspected and planned in seconds; unknown architectures are refused."""
 
 from __future__ import annotations
 

@@ -114,6 +114,10 @@ def test_lists_that_would_fill_the_memory_are_refused() -> None:
 def test_write_faults_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="can't be written"):
         write_plan(DENSE, tmp_path / "no" / "plan.yaml")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OutputError, match="can't be written"):
+        write_plan(DENSE, tmp_path / "folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
     with pytest.raises(PlanError, match="missing"):
         read_plan(tmp_path / "plan.yaml")
 

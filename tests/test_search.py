@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from dataclasses import replace
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from shard_plans.cluster import parse_cluster
 from shard_plans.errors import GridError, PlanError
+from shard_plans.experts import ExpertPlacement, contiguous
 from shard_plans.grid import Grid, make_grid
 from shard_plans.placement import place
 from shard_plans.plan import Workload, format_plan
@@ -24,7 +26,7 @@ SMALL = Workload(64, 4, prefill_chunk=64)
 
 
 def worst(costs: list[int], edges: tuple[int, ...], first: int, last: int) -> int:
-    sums = [sum(costs[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    sums = [sum(costs[a:b]) for a, b in pairwise(edges)]
     sums[0] += first
     sums[-1] += last
     return max(sums)
@@ -47,7 +49,7 @@ def test_no_partition_has_a_cheaper_worst_stage(costs: list[int], stages: int, f
 
 
 def test_equal_layers_are_dealt_evenly() -> None:
-    assert [stop - start for start, stop in balance([10] * 61, 8)] .count(8) == 5
+    assert [stop - start for start, stop in balance([10] * 61, 8)].count(8) == 5
     assert balance([10**12] * 4, 2, 0, 0) == ((0, 2), (2, 4))
     assert balance([1, 1, 1, 1], 2, 2, 0) == ((0, 1), (1, 4))
     assert balance([1] * 4, 4) == ((0, 1), (1, 2), (2, 3), (3, 4))
@@ -107,6 +109,7 @@ def test_sizes_given_are_kept_and_illegal_ones_named(tiny: MakeCheckpoint) -> No
             search(binding, cluster, sizes, SMALL)
     with pytest.raises(GridError, match="dense models take ep 1 only"):
         search(bound(tiny("llama")), cluster, {"ep": 2}, SMALL)
+    assert search(bound(tiny("llama")), cluster, {"tp": 2, "etp": 1}, SMALL).grid.etp == 1
 
 
 def test_what_does_not_fit_is_the_closest_and_marked(tiny: MakeCheckpoint) -> None:
@@ -127,10 +130,6 @@ def test_a_plan_and_a_checkpoint_belong_together(tiny: MakeCheckpoint, own_tiny:
     plan = make_plan(binding, make_grid(tp=2, pp=3, ep=2))
     check_plan(plan, binding)
     assert plan.stages[-1][1] == 4 and make_plan(binding, make_grid(), mtp="drop").stages == ((0, 3),)
-    from dataclasses import replace
-
-    from shard_plans.experts import ExpertPlacement, contiguous
-
     other: Path = own_tiny("deepseek_v3_mtp")
     (other / "config.json").write_text((other / "config.json").read_text() + "\n")
     with pytest.raises(PlanError, match=f"{plan.checkpoint.fingerprint}.*{bound(other).checkpoint.fingerprint}"):
@@ -147,7 +146,7 @@ def test_a_plan_and_a_checkpoint_belong_together(tiny: MakeCheckpoint, own_tiny:
         ({"checkpoint": replace(plan.checkpoint, family="llama")}, "family llama"),
     ):
         with pytest.raises(PlanError, match=message):
-            check_plan(replace(plan, **change), binding)  # type: ignore[arg-type]
+            check_plan(replace(plan, **change), binding)
     llama = bound(tiny("llama"))
     with pytest.raises(PlanError, match="has none"):
         check_plan(replace(make_plan(llama, make_grid()), experts=ExpertPlacement(((0,),))), llama)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.weights import Readings, Stored, dense, dense_expert, expert_count, optional, take
+from runtime.weights import LayerWeights, Readings, Stored, dense, dense_expert, expert_count, optional, take
 from shard_plans.errors import RuntimeFault
 
 
@@ -94,7 +94,7 @@ def test_what_cannot_be_read_is_refused(stored: Stored, message: str) -> None:
 
 
 def test_a_lookup_names_what_is_missing() -> None:
-    weights = {"attn.q": Stored(torch.ones(1)), "experts.up": (Stored(torch.ones(1)),)}
+    weights: LayerWeights = {"attn.q": Stored(torch.ones(1)), "experts.up": (Stored(torch.ones(1)),)}
     assert optional(weights, "attn.q.bias") is None
     with pytest.raises(RuntimeFault, match=r"attn\.k is missing; the layer holds attn\.q, experts\.up"):
         take(weights, "attn.k")

@@ -107,7 +107,7 @@ def make(folder: Path, gigabytes: float) -> None:
     layers = 1 + max(1, round((gigabytes * 1e9 - one) / (two - one)))
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config(layers), indent=1))
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     random = np.random.default_rng(0)
     listed = list(parts(tensors(layers)))
     for number, part in enumerate(listed, 1):
