@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from converter.carry import PLAN
+from converter.carry import HEADERS, PLAN
 from converter.findings import Failure
 from converter.gather import Shards
-from shard_plans.errors import PlanError
+from shard_plans.errors import ReshardError
 from shard_plans.manifest import ROOT, ManifestTensor, Piece, ShardManifest
 from shard_plans.plan import Plan, plan_digest, read_plan
 from shard_plans.shards import Cut
@@ -27,12 +27,13 @@ def disagreements(shards: Shards) -> Iterator[Failure]:
     yield from _siblings(shards)
     try:
         plan = read_plan(shards.out / PLAN)
-    except PlanError as error:
+    except ReshardError as error:
         yield Failure(PLAN, None, str(error))
         return
     if plan_digest(plan) != shards.root.plan:
         yield Failure(PLAN, None, f"has the digest {plan_digest(plan)}, {ROOT} states {shards.root.plan}")
         return
+    yield from _source(shards, plan)
     yield from _ranks(shards, plan)
     for manifest in shards.manifests:
         yield from _placed(manifest, plan)
@@ -117,6 +118,20 @@ def _siblings(shards: Shards) -> Iterator[Failure]:
                     if before.setdefault(tensor.name, runs) > runs:
                         yield Failure(manifest.file, tensor.name, f"is cut before what the {axis} rank before it holds")
                     before[tensor.name] = runs
+
+
+def _source(shards: Shards, plan: Plan) -> Iterator[Failure]:
+    """The root manifest must name the plan's checkpoint, and keep the header of each of its files."""
+    root, of = shards.root, plan.checkpoint
+    stated = (root.family, root.source.fingerprint, root.source.tensors, root.source.nbytes)
+    if stated != (of.family, of.fingerprint, of.tensors, of.bytes):
+        planned = f"{of.family} {of.fingerprint} of {of.tensors} tensors, {of.bytes} bytes"
+        yield Failure(ROOT, None, f"is of the checkpoint {stated}, its plan of {planned}")
+    kept = {document.name: document.xxh3 for document in root.documents}
+    for file in root.source.files:
+        name = f"{HEADERS}/{file.name}.json"
+        if kept.get(name) != file.header:
+            yield Failure(name, None, f"has the digest {kept.get(name)}, the header of {file.name} {file.header}")
 
 
 def _ranks(shards: Shards, plan: Plan) -> Iterator[Failure]:

@@ -59,7 +59,7 @@ def check(out: Path, deep: Path | None = None, workers: int = 4, progress: Progr
     meter = Meter(total + (checkpoint.total_bytes if checkpoint else 0), progress)
     failures += unread + broken + _tensors(out, manifests, workers, meter)
     if not unread:
-        shards = Shards(out, root)
+        shards = Shards(out, root, manifests)
         failures += disagreements(shards)
         lost = {failure.file for failure in broken if failure.reason.startswith(_SHORT)}
         if checkpoint is not None and not lost:

@@ -41,9 +41,10 @@ class Held:
 class Shards:
     """A finished output, opened to be read back: its manifests, and who holds what."""
 
-    def __init__(self, out: Path, root: Manifest) -> None:
+    def __init__(self, out: Path, root: Manifest, manifests: Sequence[ShardManifest] | None = None) -> None:
+        """`manifests` are those of root.files, where they have been read already."""
         self.out, self.root = out, root
-        self.manifests: list[ShardManifest] = [read_shard_manifest(out, file.name, root) for file in root.files]
+        self.manifests = manifests or [read_shard_manifest(out, file.name, root) for file in root.files]
         self._by_pattern: dict[str, list[tuple[int, ManifestTensor, Piece]]] = {}
         for number, manifest in enumerate(self.manifests):
             for tensor in manifest.tensors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -150,7 +151,7 @@ class OutputFolder:
         while True:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock_file(handle)
                 if os.stat(path).st_ino == os.fstat(handle).st_ino:
                     self._lock = handle
                     return
@@ -192,6 +193,14 @@ class OutputFolder:
         if ROOT in listed:
             self.published = True
             (self.path / MARKER).unlink(missing_ok=True)
+
+
+def _lock_file(handle: int) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+            raise  # some network file systems have no locks: there it is the user who sees to it
 
 
 def _raise(error: OSError) -> None:

@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "format.md"
 def run_reader(folder: Path, out: Path, rank: int) -> subprocess.CompletedProcess[str]:
     code = re.findall(r"```python\n(import.*?)```", PAGE.read_text(), re.DOTALL)[-1]
     (folder / "reader.py").write_text(code)
-    command = [sys.executable, "-I", folder / "reader.py", out, str(rank)]
+    command = [sys.executable, "-I", str(folder / "reader.py"), str(out), str(rank)]
     return subprocess.run(command, capture_output=True, text=True)
 
 

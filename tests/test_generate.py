@@ -52,9 +52,7 @@ def run(out: Path, count: int = COUNT, ignore_end: bool = False) -> tuple[int, .
     ],
     ids=lambda value: plan_id(value) if isinstance(value, dict) else str(value),
 )
-def test_equals_running_everything_anew(
-    name: str, sizes: dict[str, int], tiny: MakeCheckpoint, tmp_path: Path
-) -> None:
+def test_equals_running_everything_anew(name: str, sizes: dict[str, int], tiny: MakeCheckpoint, tmp_path: Path) -> None:
     convert_tiny(tiny(name), tmp_path / "out", sizes)
     assert list(run(tmp_path / "out", ignore_end=True)) == greedy(tiny(name), IDS, COUNT)
 
