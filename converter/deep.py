@@ -61,7 +61,11 @@ def compare(shards: Shards, checkpoint: Checkpoint, workers: int, meter: Meter) 
 
 
 def _claims(shards: Shards, checkpoint: Checkpoint) -> Iterator[Failure]:
-    """Pieces that name no stored tensor, or one of another type or shape."""
+    """Files that the checkpoint has otherwise; pieces that name no stored tensor, or one of another type or shape."""
+    files = {file.name: (file.size, file.header_digest) for file in checkpoint.files}
+    for stated in shards.root.source.files:
+        if files.get(stated.name, (stated.size, stated.header)) != (stated.size, stated.header):
+            yield Failure(ROOT, None, f"says {stated.name} has {stated.size} bytes, or another header than it has")
     for manifest in shards.manifests:
         for tensor in manifest.tensors:
             for piece in tensor.sources:

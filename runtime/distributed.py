@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from runtime.comm import Group, check_broadcast, check_call, check_dtype, check_
 from runtime.devices import backend_of
 from shard_plans.errors import RuntimeFault
 from shard_plans.grid import Grid
+
+PATIENCE = timedelta(hours=6)
+"""How long a rank waits in a collective: the others wait while rank 0 compares every byte with the checkpoint."""
 
 
 def under_torchrun() -> bool:
@@ -40,7 +44,7 @@ def init(grid: Grid, device: torch.device, backend: str | None = None) -> Distri
         if not dist.is_backend_available(name):
             raise RuntimeFault(f"this torch has no collective backend {name}; it knows {', '.join(_backends())}")
         try:
-            dist.init_process_group(name)
+            dist.init_process_group(name, timeout=PATIENCE)
         except (RuntimeError, ValueError) as fault:
             raise RuntimeFault(f"the collective backend {name} can't start: {fault}") from fault
     return DistributedComm(grid, device)

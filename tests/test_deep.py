@@ -183,3 +183,19 @@ def test_a_false_skip_list_is_found(tiny: MakeCheckpoint, tmp_path: Path) -> Non
     assert "is listed as left out with 7 tensors" in only(made.deep())[2]
     tamper.seal(made.out, lambda root: root["skipped"].pop(0))
     assert "not on the list of what was left out" in only(made.deep())[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda root: root.update(family="llama"), "is of the checkpoint ('llama'"),
+        (lambda root: root["source"].update(tensors=1), "its plan of deepseek_v3"),
+        (lambda root: root["source"]["files"][0].update(size=10), "has 10 bytes, or another header than it has"),
+        (lambda root: root["source"]["files"].pop(), "the header of"),
+        (lambda root: root["ranks"].pop(), "lists 3 ranks, which aren't the 4 of the plan's grid"),
+        (lambda root: root["ranks"][0]["files"].pop(), "of its place are"),
+    ],
+)
+def test_a_false_root_is_found(made: Made, change: Callable[[dict[str, Any]], object], reason: str) -> None:
+    tamper.seal(made.out, change)
+    assert any(reason in failure.reason for failure in made.deep().failures), made.deep().failures

@@ -37,7 +37,11 @@ def made(root: Path, name: str, make: Callable[[Path], None]) -> Path:
     unfinished = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=current))
     try:
         make(unfinished)
-        os.replace(unfinished, folder)
+        try:
+            os.replace(unfinished, folder)
+        except OSError:
+            if not folder.exists():  # else another run was faster, and made the same
+                raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder
