@@ -127,11 +127,13 @@ def _source(shards: Shards, plan: Plan) -> Iterator[Failure]:
     if stated != (of.family, of.fingerprint, of.tensors, of.bytes):
         planned = f"{of.family} {of.fingerprint} of {of.tensors} tensors, {of.bytes} bytes"
         yield Failure(ROOT, None, f"is of the checkpoint {stated}, its plan of {planned}")
-    kept = {document.name: document.xxh3 for document in root.documents}
-    for file in root.source.files:
-        name = f"{HEADERS}/{file.name}.json"
-        if kept.get(name) != file.header:
-            yield Failure(name, None, f"has the digest {kept.get(name)}, the header of {file.name} {file.header}")
+    kept = {document.name: document.xxh3 for document in root.documents if document.name.startswith(HEADERS)}
+    headers = {f"{HEADERS}/{file.name}.json": file.header for file in root.source.files}
+    for name in sorted({*kept, *headers}):
+        if kept.get(name) != headers.get(name):
+            yield Failure(
+                name, None, f"is kept as {kept.get(name)}, the header of the source's file is {headers.get(name)}"
+            )
 
 
 def _ranks(shards: Shards, plan: Plan) -> Iterator[Failure]:

@@ -81,6 +81,11 @@ def restore(out: Path, folder: Path, workers: int = 4, progress: Progress | None
             here, lost = _frame(shards, file, folder, kinds)
             tensors += here
             dropped += lost
+        described = len(tensors) + dropped
+        if described != root.source.tensors:
+            raise ManifestError(
+                f"the headers in {out} describe {described} tensors, its checkpoint had {root.source.tensors}"
+            )
         if dropped != sum(item.count for item in root.skipped):
             raise ManifestError(
                 f"{out} lacks {dropped} tensors of its checkpoint, its skip list has "

@@ -85,16 +85,26 @@ def _needs(row: LedgerRow) -> tuple[int, ...]:
 
 
 def show_inspection(found: Inspection) -> None:
-    """What a checkpoint, config, plan or output is."""
+    """What a checkpoint, config, plan or output is; of an output also what the node of each rank must copy."""
     console = out()
     facts = {"tensors": found.tensors, "parameters": found.parameters, "layers": found.layers, "experts": found.experts}
-    words = [f"{value:,} {name}" for name, value in facts.items() if value is not None]
+    words = [f"{value:,} {name}" for name, value in facts.items() if value]
     if found.bytes is not None:
         words.insert(1, size(found.bytes))
-    console.print(f"[bold]{found.kind}[/bold], family {found.family}: " + ", ".join(words))
-    table = Table(box=None, pad_edge=False)
-    for head in ("group", "tensors", "bytes", "stored as"):
-        table.add_column(head, justify="left" if head in ("group", "stored as") else "right")
-    for group in found.groups or ():
-        table.add_row(group.name, f"{group.tensors:,}", size(group.bytes), ", ".join(group.dtypes))
-    console.print(table)
+    console.print(f"[bold]{found.kind}[/bold], family {found.family or 'unknown'}: " + ", ".join(words))
+    if found.parallel:
+        console.print("  ".join(f"{axis} {number}" for axis, number in found.parallel.items()))
+    if found.groups:
+        table = Table(box=None, pad_edge=False)
+        for head in ("group", "tensors", "bytes", "stored as"):
+            table.add_column(head, justify="left" if head in ("group", "stored as") else "right")
+        for group in found.groups:
+            table.add_row(group.name, f"{group.tensors:,}", size(group.bytes), ", ".join(group.dtypes))
+        console.print(table)
+    if found.ranks:
+        table = Table(box=None, pad_edge=False)
+        for head in ("rank", "stage", "bytes", "files to copy"):
+            table.add_column(head, justify="left" if head == "files to copy" else "right", overflow="fold")
+        for rank in found.ranks:
+            table.add_row(str(rank.rank), str(rank.stage), size(rank.bytes), " ".join(rank.files))
+        console.print(table)
