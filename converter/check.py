@@ -13,18 +13,25 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from converter.agreement import disagreements
-from converter.carry import SOURCE
-from converter.deep import compare
+from converter.backward.agreement import disagreements
+from converter.backward.deep import compare
+from converter.backward.gather import Shards
 from converter.findings import CheckResult, Failure, summed_up
-from converter.gather import Shards
-from converter.hashing import CHUNK, file_digest
-from converter.reading import Reader
-from converter.workers import Meter, Progress, run_all
-from shard_plans.checkpoint import open_checkpoint
+from converter.output.carry import SOURCE
+from converter.streams.hashing import CHUNK, file_digest
+from converter.streams.reading import Reader
+from converter.streams.workers import Meter, Progress, run_all
+from shard_plans.checkpoints.checkpoint import open_checkpoint
+from shard_plans.checkpoints.headers import Kinds, read_header
+from shard_plans.documents.manifest import (
+    ROOT,
+    Manifest,
+    ManifestTensor,
+    ShardManifest,
+    read_manifest,
+    read_shard_manifest,
+)
 from shard_plans.errors import CheckpointError, ManifestError
-from shard_plans.headers import Kinds, read_header
-from shard_plans.manifest import ROOT, Manifest, ManifestTensor, ShardManifest, read_manifest, read_shard_manifest
 
 __all__ = ["CheckResult", "Failure", "check"]
 

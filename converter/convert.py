@@ -11,21 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from converter.carry import carried_names, carry_documents, carry_files, document_names
-from converter.grouping import Group, make_groups
-from converter.hashing import Digest, hash_bytes
-from converter.output import Identity, OutputFolder
-from converter.partial import PARTIAL, check_space, reserve
-from converter.reading import Reader
-from converter.scatter import scatter
-from converter.shard_file import FileLayout, lay_out
-from converter.tied import check_tied
-from converter.workers import Meter, Progress, run_all
-from converter.writing import BUFFER, PENDING, Sink, Writer
-from shard_plans.binding import Binding
-from shard_plans.checkpoint import Checkpoint
-from shard_plans.errors import CheckpointError, PlanError
-from shard_plans.manifest import (
+from converter.forward.grouping import Group, make_groups
+from converter.forward.scatter import scatter
+from converter.forward.shard_file import FileLayout, lay_out
+from converter.forward.tied import check_tied
+from converter.output.carry import carried_names, carry_documents, carry_files, document_names
+from converter.output.folder import Identity, OutputFolder
+from converter.output.partial import PARTIAL, check_space, reserve
+from converter.streams.hashing import Digest, hash_bytes
+from converter.streams.reading import Reader
+from converter.streams.workers import Meter, Progress, run_all
+from converter.streams.writing import BUFFER, PENDING, Sink, Writer
+from shard_plans.checkpoints.checkpoint import Checkpoint
+from shard_plans.documents.manifest import (
     ROOT,
     CarriedFile,
     Manifest,
@@ -38,9 +36,11 @@ from shard_plans.manifest import (
     SourceRecord,
     format_manifest,
 )
-from shard_plans.plan import Plan, format_plan, plan_digest
-from shard_plans.shard_manifest import format_shard_manifest
-from shard_plans.shards import Placement
+from shard_plans.documents.plan import Plan, format_plan, plan_digest
+from shard_plans.documents.shard_manifest import format_shard_manifest
+from shard_plans.errors import CheckpointError, PlanError
+from shard_plans.families.binding import Binding
+from shard_plans.placement.shards import Placement
 
 DOCUMENT_ROOM = 64 << 20
 """Bytes kept free for manifests beside what can be counted before."""

@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from converter.carry import HEADERS, SOURCE
+from converter.backward.gather import BLOCK, Array, Shards, blocks, growth, items, overlap, put, whole
 from converter.check import check
-from converter.gather import BLOCK, Array, Shards, blocks, growth, items, overlap, put, whole
-from converter.partial import PARTIAL, check_space, partial_path, publish, remove_empty, reserve, write_small
-from converter.reading import Reader
-from converter.workers import Meter, Progress, run_all
-from converter.writing import Writer, allocate, write_fault
-from shard_plans.checkpoint import INDEX
+from converter.output.carry import HEADERS, SOURCE
+from converter.output.partial import PARTIAL, check_space, partial_path, publish, remove_empty, reserve, write_small
+from converter.streams.reading import Reader
+from converter.streams.workers import Meter, Progress, run_all
+from converter.streams.writing import Writer, allocate, write_fault
+from shard_plans.checkpoints.checkpoint import INDEX
+from shard_plans.checkpoints.headers import Header, Kinds, load_json, read_header
+from shard_plans.documents.manifest import SourceFileRecord, read_manifest
 from shard_plans.errors import CheckFailed, CheckpointError, ManifestError, OutputError
-from shard_plans.headers import Header, Kinds, load_json, read_header
-from shard_plans.manifest import SourceFileRecord, read_manifest
 
 
 @dataclass(frozen=True, slots=True)

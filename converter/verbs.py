@@ -11,13 +11,13 @@ from converter.convert import ConvertResult
 from converter.convert import convert as convert_placed
 from converter.restore import RestoreResult
 from converter.restore import restore as restore_output
-from converter.workers import Progress
-from shard_plans.grid import make_grid
-from shard_plans.memory import with_ledger
-from shard_plans.placement import place
-from shard_plans.plan import Plan, read_plan
-from shard_plans.plan_check import check_plan
-from shard_plans.search import make_plan
+from converter.streams.workers import Progress
+from shard_plans.documents.plan import Plan, read_plan
+from shard_plans.documents.plan_check import check_plan
+from shard_plans.memory.needs import with_ledger
+from shard_plans.placement.grid import make_grid
+from shard_plans.placement.place import place
+from shard_plans.search.search import make_plan
 from shard_plans.verbs import open_binding
 
 AnyPath = str | PathLike[str]

@@ -64,6 +64,6 @@ def verify_and_run_command(
 @json_option
 def demo_command(output: str | None, as_json: bool) -> None:
     """Plan, convert, check, verify and restore a small FP8 MoE checkpoint that reshard makes itself."""
-    from runtime.demo import demo
+    from runtime.demo.story import demo
 
     sys.exit(demo(Path(output) if output else None, as_json))

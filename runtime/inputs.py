@@ -7,7 +7,7 @@ from pathlib import Path
 
 from runtime.text import Tokenizer
 from shard_plans.errors import RuntimeFault
-from shard_plans.model import Model
+from shard_plans.families.model import Model
 
 DEFAULT_TOKENS = 16
 SEED = 20240817

@@ -8,12 +8,12 @@ from typing import TypeVar
 
 import torch
 
-from runtime.checks import gather
-from runtime.comm import NoComm
-from runtime.devices import module
-from runtime.distributed import DistributedComm, under_torchrun
+from runtime.checking.checks import gather
+from runtime.comm.comm import NoComm
+from runtime.comm.devices import module
+from runtime.comm.distributed import DistributedComm, under_torchrun
+from runtime.comm.virtual import VirtualWorld
 from runtime.session import Job, Outcome, run_rank
-from runtime.virtual import VirtualWorld
 from shard_plans import errors
 from shard_plans.errors import ReshardError, RuntimeFault
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from converter.hashing import file_digest
-from shard_plans.checkpoint import read_small
+from converter.streams.hashing import file_digest
+from shard_plans.checkpoints.checkpoint import read_small
+from shard_plans.checkpoints.headers import load_json
+from shard_plans.documents.manifest import CarriedFile, Manifest, read_manifest, read_shard_manifest
+from shard_plans.documents.plan import Plan, plan_digest, read_plan
 from shard_plans.errors import CheckpointError, ManifestError
-from shard_plans.family import Family, load_family
-from shard_plans.headers import load_json
-from shard_plans.manifest import CarriedFile, Manifest, read_manifest, read_shard_manifest
-from shard_plans.model import Model, bind_model
-from shard_plans.plan import Plan, plan_digest, read_plan
+from shard_plans.families.family import Family, load_family
+from shard_plans.families.model import Model, bind_model
 
 SOURCE = "source"
 """Folder of the files that were carried along."""

@@ -8,12 +8,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from runtime import forward
-from runtime.forward import LayerCache, RankContext, Routing
-from runtime.loader import Loader
-from runtime.sections import FIRST, LAST
-from runtime.weights import LayerWeights
-from shard_plans.model import Layer
+from runtime.blocks import forward
+from runtime.blocks.forward import LayerCache, RankContext, Routing
+from runtime.blocks.weights import LayerWeights
+from runtime.loading.loader import Loader
+from runtime.loading.sections import FIRST, LAST
+from shard_plans.families.model import Layer
 
 Caches = Mapping[int, LayerCache]
 """Layer number -> its cache, for the layers of the rank's stage."""

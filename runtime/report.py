@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from runtime.checks import Check
+from runtime.checking.checks import Check
 from runtime.run import RunResult
 from shard_plans.console import out, size
 

@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 
 from converter.check import CheckResult, check
-from runtime.checks import Check
-from runtime.devices import open_device
-from runtime.distributed import DistributedComm, init
-from runtime.forward import check_model
+from runtime.blocks.forward import check_model
+from runtime.checking.checks import Check
+from runtime.checking.ladder import Ran, checks_of, not_checked
+from runtime.checking.reference import Reference
+from runtime.checking.verify import reference_dtype
+from runtime.comm.devices import open_device
+from runtime.comm.distributed import DistributedComm, init
 from runtime.inputs import check_ids, choose_ids
-from runtime.ladder import Ran, checks_of, not_checked
 from runtime.launch import agree, one_rank_a_process, room, run_ranks
-from runtime.loader import Loader, LoadOptions
+from runtime.loading.loader import Loader, LoadOptions
 from runtime.opened import Opened, open_output
-from runtime.reference import Reference
 from runtime.session import Job, Outcome
 from runtime.text import TOKENIZER, Tokenizer, end_tokens
-from runtime.verify import reference_dtype
-from shard_plans.binding import bind
-from shard_plans.checkpoint import open_checkpoint
+from shard_plans.checkpoints.checkpoint import open_checkpoint
 from shard_plans.errors import CheckpointError, ManifestError, OutputError, RuntimeFault
+from shard_plans.families.binding import bind
 
 COMPUTE = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 PROMPT_TOKENS = 32

@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from runtime.checks import LIMIT, Measure, gather
-from runtime.comm import Comm
-from runtime.compare import cosine, log_likelihood, relative
-from runtime.forward import RankContext
+from runtime.blocks.forward import RankContext
+from runtime.checking.checks import LIMIT, Measure, gather
+from runtime.checking.compare import cosine, log_likelihood, relative
+from runtime.checking.reference import Reference
+from runtime.checking.verify import Ladder, exact
+from runtime.comm.comm import Comm
 from runtime.generate import generate
-from runtime.loader import Loader
+from runtime.loading.loader import Loader
 from runtime.opened import Opened
 from runtime.passes import RankRun, forward_pass
-from runtime.reference import Reference
-from runtime.verify import Ladder, exact
 
 
 @dataclass(frozen=True, slots=True, eq=False)

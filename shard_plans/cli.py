@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from shard_plans.console import emit, remark
+from shard_plans.documents.plan import write_plan
+from shard_plans.documents.plan_schema import KV_DTYPES
 from shard_plans.options import Verb, family_option, json_option, sizes_options
-from shard_plans.plan import write_plan
-from shard_plans.plan_schema import KV_DTYPES
 from shard_plans.report import plan_json, show_inspection, show_plan
 from shard_plans.verbs import inspect, plan_memory
 

@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shard_plans.binding import Binding, bind
-from shard_plans.checkpoint import INDEX, Checkpoint, load_object, open_checkpoint
+from shard_plans.checkpoints.checkpoint import INDEX, Checkpoint, load_object, open_checkpoint
+from shard_plans.documents.manifest import ROOT, Manifest, read_manifest, read_shard_manifest
+from shard_plans.documents.plan import Plan, read_plan
 from shard_plans.errors import CheckpointError, FamilyError, ReshardError
-from shard_plans.family import Family, load_family, read_family
-from shard_plans.grid import Grid
-from shard_plans.manifest import ROOT, Manifest, read_manifest, read_shard_manifest
-from shard_plans.model import Model, bind_model
-from shard_plans.parameters import expected_parameters
-from shard_plans.plan import Plan, read_plan
-from shard_plans.shards import ShardTensor
+from shard_plans.families.binding import Binding, bind
+from shard_plans.families.family import Family, load_family, read_family
+from shard_plans.families.model import Model, bind_model
+from shard_plans.families.parameters import expected_parameters
+from shard_plans.placement.grid import Grid
+from shard_plans.placement.shards import ShardTensor
 
 PLAN = "plan.yaml"
 KNOWN = "a checkpoint, a config.json, a plan or an output"

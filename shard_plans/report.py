@@ -8,9 +8,9 @@ from typing import Any
 from rich.table import Table
 
 from shard_plans.console import out, size
+from shard_plans.documents.plan import Plan
 from shard_plans.inspect import Inspection
-from shard_plans.ledger import LedgerRow
-from shard_plans.plan import Plan
+from shard_plans.memory.ledger import LedgerRow
 
 PARTS = ("weights", "kv_cache", "activations", "communication", "runtime")
 HEADS = ("ranks", "stage", "layers", "weights", "KV cache", "activ.", "comm.", "runtime", "total", "room")

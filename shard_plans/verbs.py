@@ -5,14 +5,14 @@ from __future__ import annotations
 from os import PathLike
 from pathlib import Path
 
-from shard_plans.binding import Binding, bind
-from shard_plans.checkpoint import open_checkpoint
-from shard_plans.cluster import parse_cluster
-from shard_plans.family import load_family
+from shard_plans.checkpoints.checkpoint import open_checkpoint
+from shard_plans.documents.plan import Plan, Workload
+from shard_plans.families.binding import Binding, bind
+from shard_plans.families.family import load_family
 from shard_plans.inspect import Inspection
 from shard_plans.inspect import inspect as inspect_path
-from shard_plans.plan import Plan, Workload
-from shard_plans.search import search
+from shard_plans.memory.cluster import parse_cluster
+from shard_plans.search.search import search
 
 AnyPath = str | PathLike[str]
 

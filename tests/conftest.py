@@ -16,8 +16,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests import cli
 from tests.checkpoints import cache
+from tests.tools import cli
 
 MakeCheckpoint = Callable[[str], Path]
 
@@ -71,5 +71,5 @@ def real(checkpoints: Path) -> Callable[[int], Path]:
 
 @pytest.fixture(scope="session")
 def run_cli() -> cli.RunCli:
-    """`run_cli("check", folder, "--json", code=1).json`: tests/cli.py."""
+    """`run_cli("check", folder, "--json", code=1).json`: tests/tools/cli.py."""
     return cli.run

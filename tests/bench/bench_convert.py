@@ -150,13 +150,13 @@ def copy(source: Path, target: Path) -> float:
 def child(source: Path, out: Path, tp: int, ep: int, workers: int) -> None:
     """Convert in this process and print its result and peak memory."""
     from converter.convert import convert
-    from shard_plans.binding import bind
-    from shard_plans.checkpoint import open_checkpoint
-    from shard_plans.experts import ExpertPlacement, contiguous
-    from shard_plans.family import load_family
-    from shard_plans.grid import make_grid
-    from shard_plans.placement import place
-    from shard_plans.plan import Plan, PlanSource
+    from shard_plans.checkpoints.checkpoint import open_checkpoint
+    from shard_plans.documents.plan import Plan, PlanSource
+    from shard_plans.families.binding import bind
+    from shard_plans.families.family import load_family
+    from shard_plans.placement.experts import ExpertPlacement, contiguous
+    from shard_plans.placement.grid import make_grid
+    from shard_plans.placement.place import place
 
     checkpoint = open_checkpoint(source)
     binding = bind(checkpoint, load_family(checkpoint.config))

@@ -1,0 +1,188 @@
+"""Whether the manifests of an output agree with its plan and among themselves; no weights are read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from converter.backward.gather import Shards
+from converter.findings import Failure
+from converter.output.carry import HEADERS, PLAN
+from shard_plans.documents.manifest import ROOT, ManifestTensor, Piece, ShardManifest
+from shard_plans.documents.plan import Plan, plan_digest, read_plan
+from shard_plans.errors import ReshardError
+from shard_plans.placement.shards import Cut
+
+VOCABULARY = ("embed", "head")
+"""Last words of the names of tensors that may hold declared padding behind their rows."""
+
+
+def disagreements(shards: Shards) -> Iterator[Failure]:
+    """Every statement that another one contradicts."""
+    for manifest in shards.manifests:
+        by_name = {tensor.name: tensor for tensor in manifest.tensors}
+        for tensor in manifest.tensors:
+            for reason in (*_regions(tensor), *_scales(tensor, by_name)):
+                yield Failure(manifest.file, tensor.name, reason)
+    yield from _siblings(shards)
+    try:
+        plan = read_plan(shards.out / PLAN)
+    except ReshardError as error:
+        yield Failure(PLAN, None, str(error))
+        return
+    if plan_digest(plan) != shards.root.plan:
+        yield Failure(PLAN, None, f"has the digest {plan_digest(plan)}, {ROOT} states {shards.root.plan}")
+        return
+    yield from _source(shards, plan)
+    yield from _ranks(shards, plan)
+    for manifest in shards.manifests:
+        yield from _placed(manifest, plan)
+
+
+def padding(tensor: ManifestTensor) -> tuple[int, int] | None:
+    """The rows behind all sources (of each expert, where stacked): half-open; None where there are none."""
+    stacked = any(piece.experts is not None for piece in tensor.sources)
+    shape = tensor.shape[1:] if stacked else tensor.shape
+    if not shape or 0 in tensor.shape:
+        return None
+    end = max((piece.at[0] + piece.cuts[0].length for piece in tensor.sources), default=0)
+    return (end, shape[0]) if end < shape[0] else None
+
+
+def _regions(tensor: ManifestTensor) -> Iterator[str]:
+    """Sources must cover the tensor in whole rows, once; only a vocabulary is padded, at its end."""
+    stacked = any(piece.experts is not None for piece in tensor.sources)
+    shape = tensor.shape[1:] if stacked else tensor.shape
+    end = 0
+    for piece in sorted(tensor.sources, key=lambda piece: piece.at):
+        if (piece.experts is not None) != stacked:
+            yield f"{piece.tensor} is mixed with sources that are stacked by expert"
+            return
+        if piece.experts != tensor.sources[0].experts:
+            yield f"{piece.tensor} stacks other experts than {tensor.sources[0].tensor}"
+        if tensor.part != "scale" and any(cut.repeat != 1 for cut in piece.cuts):
+            yield f"{piece.tensor} is repeated, which only scales may be"
+        if any(piece.at[1:]) or tuple(cut.length for cut in piece.cuts[1:]) != shape[1:]:
+            yield f"{piece.tensor} doesn't cover whole rows"
+        elif piece.at and piece.at[0] != end:
+            yield f"{piece.tensor} starts at row {piece.at[0]}, the source before it ends at {end}"
+        end = piece.at[0] + piece.cuts[0].length if piece.at else 0
+    rows = padding(tensor)
+    if rows and (stacked or tensor.name.rsplit(".", 1)[-1] not in VOCABULARY):
+        yield f"rows {rows[0]} to {rows[1]} have no source, and only a vocabulary may be padded"
+
+
+def _scales(tensor: ManifestTensor, by_name: dict[str, ManifestTensor]) -> Iterator[str]:
+    """Values and their scales must be cut by one rule."""
+    if tensor.part == "scale":
+        if tensor.name.removesuffix(".scale") not in by_name:
+            yield "its values are missing in the file"
+        return
+    if tensor.format is None:
+        return
+    scale = by_name.get(f"{tensor.name}.scale")
+    if scale is None or tensor.block is None:
+        yield f"is stored as {tensor.format}, but " + ("its scale is missing" if scale is None else "without a block")
+        return
+    if (scale.block, scale.format, len(scale.sources)) != (tensor.block, tensor.format, len(tensor.sources)):
+        yield f"and its scale disagree on block, format or number of sources: {tensor.block} and {scale.block}"
+        return
+    for mine, other in zip(tensor.sources, scale.sources, strict=True):
+        if mine.experts != other.experts or mine.tensor.rpartition(".")[0] != other.tensor.rpartition(".")[0]:
+            yield f"{mine.tensor} has scales of {other.tensor}"
+        for axis, (cut, fine) in enumerate(zip(mine.cuts, other.cuts, strict=True)):
+            size = (1,) * (len(mine.cuts) - 2) + tensor.block
+            wanted = tuple((start // size[axis], -(-stop // size[axis])) for start, stop in cut.runs)
+            if wanted != fine.runs:
+                yield f"{mine.tensor} has values {cut.runs}, whose scales of {size[axis]} are {wanted}, not {fine.runs}"
+
+
+def _siblings(shards: Shards) -> Iterator[Failure]:
+    """Files of one stage that differ in one axis must hold the same tensors, cut in the order of that axis."""
+    for axis in ("tp", "etp"):
+        families: dict[tuple[tuple[str, int], ...], list[ShardManifest]] = defaultdict(list)
+        for manifest in shards.manifests:
+            if axis in manifest.place:
+                families[tuple((k, v) for k, v in manifest.place.items() if k != axis)].append(manifest)
+        for members in families.values():
+            members.sort(key=lambda manifest: manifest.place[axis])
+            everything = {tensor.name for manifest in members for tensor in manifest.tensors}
+            before: dict[str, tuple[tuple[tuple[int, int], ...], ...]] = {}
+            for manifest in members:
+                for name in sorted(everything - {tensor.name for tensor in manifest.tensors}):
+                    yield Failure(manifest.file, name, f"is missing, though other {axis} ranks of the stage hold it")
+                for tensor in manifest.tensors:
+                    runs = tuple(cut.runs for piece in tensor.sources for cut in piece.cuts)
+                    if () in runs:
+                        continue  # nothing but padding
+                    if before.setdefault(tensor.name, runs) > runs:
+                        yield Failure(manifest.file, tensor.name, f"is cut before what the {axis} rank before it holds")
+                    before[tensor.name] = runs
+
+
+def _source(shards: Shards, plan: Plan) -> Iterator[Failure]:
+    """The root manifest must name the plan's checkpoint, and keep the header of each of its files."""
+    root, of = shards.root, plan.checkpoint
+    stated = (root.family, root.source.fingerprint, root.source.tensors, root.source.nbytes)
+    if stated != (of.family, of.fingerprint, of.tensors, of.bytes):
+        planned = f"{of.family} {of.fingerprint} of {of.tensors} tensors, {of.bytes} bytes"
+        yield Failure(ROOT, None, f"is of the checkpoint {stated}, its plan of {planned}")
+    kept = {document.name: document.xxh3 for document in root.documents if document.name.startswith(HEADERS)}
+    headers = {f"{HEADERS}/{file.name}.json": file.header for file in root.source.files}
+    for name in sorted({*kept, *headers}):
+        if kept.get(name) != headers.get(name):
+            yield Failure(
+                name, None, f"is kept as {kept.get(name)}, the header of the source's file is {headers.get(name)}"
+            )
+
+
+def _ranks(shards: Shards, plan: Plan) -> Iterator[Failure]:
+    """Ranks must stand where the plan's grid puts them, and read the files of their own place."""
+    stated = {rank.at for rank in shards.root.ranks}
+    expected = set(plan.grid.coordinates())
+    if stated != expected or len(shards.root.ranks) != len(expected):
+        yield Failure(ROOT, None, f"lists {len(stated)} ranks, which aren't the {len(expected)} of the plan's grid")
+    places = {manifest.file: manifest.place for manifest in shards.manifests}
+    for rank in shards.root.ranks:
+        mine = {name for name, place in places.items() if all(getattr(rank.at, k) == v for k, v in place.items())}
+        if mine != set(rank.files):
+            wrong = sorted(mine ^ set(rank.files))[0]
+            said = f"rank {rank.at.rank} lists {', '.join(rank.files)}; of its place are {', '.join(sorted(mine))}"
+            yield Failure(wrong, None, said)
+
+
+def _placed(manifest: ShardManifest, plan: Plan) -> Iterator[Failure]:
+    """Layers must lie on the plan's stage, experts on its slot."""
+    place = manifest.place
+    first, last = plan.stages[place["stage"]] if 0 <= place.get("stage", -1) < len(plan.stages) else (0, 0)
+    for tensor in manifest.tensors:
+        if not tensor.name.startswith("layers."):
+            continue
+        word = tensor.name.split(".")[1]
+        layer = int(word) if word.isdecimal() and len(word) < 10 else -1
+        if not first <= layer < last:
+            yield Failure(manifest.file, tensor.name, f"is on stage {place.get('stage')}: layers {first} to {last - 1}")
+        for piece in tensor.sources:
+            if piece.experts is None:
+                continue
+            slots = plan.experts.slots(layer, plan.grid)
+            slot = place.get("edp", 0) * plan.grid.ep + place.get("ep", 0)
+            planned = slots[slot] if slot < len(slots) else ()
+            if piece.experts != planned:
+                yield Failure(manifest.file, tensor.name, f"holds experts {piece.experts}, the plan says {planned}")
+
+
+def misfits(piece: Piece, dtype: str, shape: tuple[int, ...], tensor: ManifestTensor) -> Iterator[str]:
+    """Why a piece can't have come from a stored tensor of that type and shape."""
+    if dtype != tensor.dtype:
+        yield f"{piece.tensor} is stored as {dtype}, the shard holds {tensor.dtype}"
+    if len(shape) != len(piece.cuts):
+        yield f"{piece.tensor} is stored as {list(shape)}, but cut in {len(piece.cuts)} dimensions"
+        return
+    for size, cut in zip(shape, piece.cuts, strict=True):
+        if _end(cut) > size * cut.repeat:
+            yield f"{piece.tensor} is cut up to {_end(cut)}, but has {size * cut.repeat}"
+
+
+def _end(cut: Cut) -> int:
+    return cut.runs[-1][1] if cut.runs else 0

@@ -1,0 +1,206 @@
+"""The deep check: every stored tensor is put together from the shards, block by block, and compared with the source."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from converter.backward.agreement import misfits, padding
+from converter.backward.gather import (
+    BLOCK,
+    Array,
+    Held,
+    Index,
+    Shards,
+    Span,
+    blocks,
+    growth,
+    items,
+    overlap,
+    pick,
+    put,
+    whole,
+)
+from converter.findings import Failure
+from converter.streams.reading import Reader
+from converter.streams.workers import Meter, run_all
+from shard_plans.checkpoints.checkpoint import Checkpoint
+from shard_plans.documents.manifest import ROOT
+from shard_plans.errors import CheckpointError, ManifestError
+
+
+@dataclass(slots=True)
+class _Hands:
+    """What one worker thread holds."""
+
+    source: Reader
+    shards: Reader
+    stored: np.ndarray[Any, np.dtype[np.uint8]]
+    held: np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def compare(shards: Shards, checkpoint: Checkpoint, workers: int, meter: Meter) -> list[Failure]:
+    """Every difference between the shards, all replicas, and the checkpoint they were made from.
+
+    Also: stored bytes that are nowhere, shard bytes that come from nowhere, and padding that isn't zero.
+    """
+    failures = list(_claims(shards, checkpoint))
+    if failures:
+        return failures  # what can't have come from this checkpoint can't be compared with it
+    absent: list[int] = []
+
+    @contextmanager
+    def worker() -> Iterator[_Hands]:
+        sizes = {file.name: file.size for file in checkpoint.files}
+        with Reader(checkpoint.folder, CheckpointError, sizes) as source, Reader(shards.out, ManifestError) as held:
+            yield _Hands(source, held, np.empty(BLOCK, np.uint8), np.empty(BLOCK, np.uint8))
+
+    def work(hands: _Hands, number: int) -> None:
+        holders = shards.holders(checkpoint.names[number])
+        if holders:
+            failures.extend(_tensor(hands, shards, checkpoint, number, holders))
+        else:
+            absent.append(number)
+        meter.add(int(checkpoint.sizes[number]))
+
+    run_all(range(len(checkpoint)), worker, work, workers)
+    return [*failures, *_padding(shards), *_skipped(shards, checkpoint, sorted(absent))]
+
+
+def _claims(shards: Shards, checkpoint: Checkpoint) -> Iterator[Failure]:
+    """Files that the checkpoint has otherwise; pieces that name no stored tensor, or one of another type or shape."""
+    files = {file.name: (file.size, file.header_digest) for file in checkpoint.files}
+    for stated in shards.root.source.files:
+        if files.get(stated.name, (stated.size, stated.header)) != (stated.size, stated.header):
+            yield Failure(ROOT, None, f"says {stated.name} has {stated.size} bytes, or another header than it has")
+    for manifest in shards.manifests:
+        for tensor in manifest.tensors:
+            for piece in tensor.sources:
+                ids = piece.experts
+                names = [piece.tensor] if ids is None else [piece.tensor.replace("{expert}", str(i)) for i in ids]
+                kinds: dict[tuple[str, tuple[int, ...]], None] = {}
+                for name in names:
+                    number = checkpoint.numbers.get(name)
+                    if number is None:
+                        yield Failure(manifest.file, tensor.name, f"claims to hold {name}, which the checkpoint lacks")
+                    else:
+                        kinds[checkpoint.dtypes[number], checkpoint.shapes[number]] = None
+                for dtype, shape in kinds:
+                    for reason in misfits(piece, dtype, shape, tensor):
+                        yield Failure(manifest.file, tensor.name, reason)
+
+
+def _tensor(
+    hands: _Hands, shards: Shards, checkpoint: Checkpoint, number: int, holders: Sequence[Held]
+) -> Iterator[Failure]:
+    """Compare one stored tensor with everyone who holds some of it."""
+    name, file = checkpoint.names[number], checkpoint.files[int(checkpoint.file_numbers[number])].name
+    item, shape = items(checkpoint.dtypes[number], checkpoint.shapes[number])
+    position = int(checkpoint.starts[number])
+    wrong: set[int] = set()
+    for block in blocks(shape, item, max(item, BLOCK // growth(holders))):
+        lengths = [stop - start for start, stop in block]
+        size = math.prod(lengths) * item
+        view = hands.source.read(file, position, hands.stored.data[:size])
+        position += size
+        stored = np.frombuffer(view, f"u{item}").reshape(lengths)
+        covered: Array | None = None
+        complete = False
+        for who, held in enumerate(holders):
+            found = overlap(held, block)
+            if found is None:
+                continue
+            spans, indexes = found
+            image = shards.read(hands.shards, held, spans, hands.held)
+            expected = pick(stored, indexes)
+            if who not in wrong and not np.array_equal(image, expected):
+                wrong.add(who)
+                yield _difference(shards, held, name, image != expected, indexes, block)
+            complete = complete or whole(indexes, lengths)
+            if not complete:
+                covered = np.zeros(lengths, np.bool_) if covered is None else covered
+                put(covered, indexes, True)
+        if not complete and (covered is None or not covered.all()):
+            covered = np.zeros(lengths, np.bool_) if covered is None else covered
+            where = _words(np.argwhere(~covered)[0], block)
+            count = int(covered.size - np.count_nonzero(covered))
+            yield Failure(file, name, f"{where} and {count - 1} more elements of this block are in no shard")
+            return
+
+
+def _difference(
+    shards: Shards, held: Held, name: str, unequal: Array, indexes: Sequence[Index], block: Sequence[Span]
+) -> Failure:
+    """Where the first difference lies, in the words of the stored tensor."""
+    first = np.argwhere(unequal)[0]
+    at = [
+        int(index.start + i if isinstance(index, slice) else index[i]) for index, i in zip(indexes, first, strict=True)
+    ]
+    expert = "" if held.position is None else f" (expert {held.position} of its stack)"
+    count = int(np.count_nonzero(unequal))
+    return Failure(
+        shards.manifests[held.file].file,
+        held.tensor.name,
+        f"doesn't hold {name}{expert} as stored: {_words(np.array(at), block)} differs, {count} of {unequal.size} "
+        f"elements compared do",
+    )
+
+
+def _words(at: Array, block: Sequence[Span]) -> str:
+    places = [int(i) + start for i, (start, _) in zip(at, block, strict=True)]
+    words = ("row", "column") if len(places) <= 2 else tuple(f"index {axis}:" for axis in range(len(places)))
+    return ", ".join(f"{word} {place}" for word, place in zip(words, places, strict=False))
+
+
+def _padding(shards: Shards) -> Iterator[Failure]:
+    """Declared padding that isn't zero."""
+    buffer = np.empty(BLOCK, np.uint8)
+    with Reader(shards.out, ManifestError) as reader:
+        for manifest in shards.manifests:
+            for tensor in manifest.tensors:
+                rows = padding(tensor)
+                if rows is None or any(piece.experts is not None for piece in tensor.sources):
+                    continue
+                row = tensor.nbytes // tensor.shape[0]
+                start = manifest.header_size + tensor.offset
+                for first in range(start + rows[0] * row, start + rows[1] * row, BLOCK):
+                    length = min(BLOCK, start + rows[1] * row - first)
+                    reader.read(manifest.file, first, buffer.data[:length])
+                    set_bytes = np.flatnonzero(buffer[:length])
+                    if len(set_bytes):
+                        place = (first + int(set_bytes[0]) - start) // row
+                        yield Failure(manifest.file, tensor.name, f"its padding isn't zero, from row {place} on")
+                        break
+
+
+def _skipped(shards: Shards, checkpoint: Checkpoint, absent: Sequence[int]) -> Iterator[Failure]:
+    """Stored tensors in no shard must be on the skip list, and nothing else may be on it."""
+    hole = re.compile(r"\\\{[a-z_]+\\\}")
+    patterns = [(item, re.compile(hole.sub("[0-9]+", re.escape(item.pattern)))) for item in shards.root.skipped]
+    plain = {item.pattern: item for item, _ in patterns if "{" not in item.pattern}
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for number in absent:
+        name = checkpoint.names[number]
+        found = plain.get(name) or next((item for item, form in patterns if form.fullmatch(name)), None)
+        if found is None:
+            file = checkpoint.files[int(checkpoint.file_numbers[number])].name
+            yield Failure(file, name, "is in no shard, and not on the list of what was left out")
+            continue
+        counts[found.pattern] += 1
+        sizes[found.pattern] += int(checkpoint.sizes[number])
+    for item in shards.root.skipped:
+        if (counts[item.pattern], sizes[item.pattern]) != (item.count, item.nbytes):
+            yield Failure(
+                ROOT,
+                item.pattern,
+                f"is listed as left out with {item.count} tensors of {item.nbytes} bytes; "
+                f"{counts[item.pattern]} of {sizes[item.pattern]} bytes were",
+            )

@@ -1,0 +1,1 @@
+"""From stored tensors to shard files."""

@@ -1,0 +1,145 @@
+"""The forward engine: stored tensors are read once, in bounded blocks, and each shard tensor gets its part in order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from converter.forward.grouping import Group, in_bytes
+from converter.streams.writing import Sink
+from shard_plans.checkpoints.checkpoint import Checkpoint
+from shard_plans.errors import PlanError
+from shard_plans.placement.shards import Cut
+
+Array = np.ndarray[Any, np.dtype[Any]]
+ReadInto = Callable[[int, int, memoryview], None]
+"""Reads bytes of a source file (its number, the offset) into a view."""
+Taker = tuple[Sink, tuple[Cut, ...]]
+"""Who takes part in a stored tensor, and which part."""
+
+
+def scatter(group: Group, sinks: Sequence[Sink], checkpoint: Checkpoint, read: ReadInto, buffer: Array) -> None:
+    """Fill the group's targets, one sink each, from the checkpoint.
+
+    Sources go by in the order in which they lie in the targets, so what each sink gets arrives in order.
+    """
+    per_expert = max((len(target.sources) for target in group.targets), default=0)
+    rows = [0] * len(sinks)
+    for step, number in enumerate(group.numbers.tolist()):
+        place = step % per_expert
+        takers: list[Taker] = []
+        item, shape = 1, checkpoint.shapes[number]
+        for position, (sink, target) in enumerate(zip(sinks, group.targets, strict=True)):
+            source = target.sources[place]
+            if place == 0:
+                rows[position] = 0
+            start = source.at[0] if source.at else 0
+            sink.zeros((start - rows[position]) * target.row_bytes)
+            item, shape, cuts = in_bytes(target.tensor.dtype, checkpoint.shapes[number], source.cuts)
+            rows[position] = start + cuts[0].length
+            takers.append((sink, cuts))
+        file = int(checkpoint.file_numbers[number])
+        _Walk(read, file, item, buffer).walk(int(checkpoint.starts[number]), shape, takers)
+        if place == per_expert - 1:
+            for position, (sink, target) in enumerate(zip(sinks, group.targets, strict=True)):
+                sink.zeros((target.rows - rows[position]) * target.row_bytes)
+    for sink, target in zip(sinks, group.targets, strict=True):
+        if not per_expert:
+            sink.zeros(target.tensor.nbytes)
+        if sink.seen != target.tensor.nbytes:
+            raise PlanError(
+                f"shard tensor {target.tensor.name} has {target.tensor.nbytes} bytes, its sources made {sink.seen}"
+            )
+
+
+class _Walk:
+    """Goes through one stored tensor in blocks that fit the buffer, whole rows where they fit."""
+
+    def __init__(self, read: ReadInto, file: int, item: int, buffer: Array) -> None:
+        self.read, self.file, self.item, self.buffer = read, file, item, buffer
+        self.dtype = np.dtype(f"u{item}")
+
+    def walk(self, offset: int, shape: tuple[int, ...], takers: Sequence[Taker]) -> None:
+        """Give every taker its part of the tensor of `shape` at `offset`, in row-major order."""
+        row = math.prod(shape[1:]) * self.item
+        widest = max([row, *(_row_made(cuts) * self.item for _, cuts in takers)])
+        if widest > len(self.buffer) and len(shape) > 1:
+            self.split(offset, shape, takers, row)
+            return
+        step = max(1, len(self.buffer) // max(widest, 1))
+        for start, stop in needed([cuts[0] for _, cuts in takers]):
+            for first in range(start, stop, step):
+                last = min(first + step, stop)
+                view = self.buffer.data[: (last - first) * row]
+                self.read(self.file, offset + first * row, view)
+                block = np.frombuffer(view, self.dtype).reshape(last - first, *shape[1:])
+                for sink, cuts in takers:
+                    for part in parts(block, first, cuts):
+                        sink.take(part)
+
+    def split(self, offset: int, shape: tuple[int, ...], takers: Sequence[Taker], row: int) -> None:
+        """Walk inside each row, once more for each time that some taker repeats it."""
+        for start, stop in needed([cuts[0] for _, cuts in takers]):
+            for index in range(start, stop):
+                counts = [times(cuts[0], index) for _, cuts in takers]
+                for turn in range(max(counts)):
+                    again = [(s, cuts[1:]) for (s, cuts), count in zip(takers, counts, strict=True) if count > turn]
+                    self.walk(offset + index * row, shape[1:], again)
+
+
+def _row_made(cuts: tuple[Cut, ...]) -> int:
+    """The most elements that one stored row becomes."""
+    return cuts[0].repeat * math.prod(cut.length for cut in cuts[1:])
+
+
+def needed(cuts: Sequence[Cut]) -> list[tuple[int, int]]:
+    """Half-open ranges of stored indexes that any of the cuts takes, ascending and apart."""
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted((a // cut.repeat, -(-b // cut.repeat)) for cut in cuts for a, b in cut.runs if a < b):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def times(cut: Cut, index: int) -> int:
+    """How often the cut takes the stored index."""
+    low, high = index * cut.repeat, (index + 1) * cut.repeat
+    return sum(max(0, min(stop, high) - max(start, low)) for start, stop in cut.runs)
+
+
+def parts(block: Array, first: int, cuts: tuple[Cut, ...]) -> Iterator[Array]:
+    """What the cuts take of the stored rows `first`, `first` + 1, ... in `block`: pieces that follow one another."""
+    repeat = cuts[0].repeat
+    low, high = first * repeat, (first + len(block)) * repeat
+    for start, stop in cuts[0].runs:
+        a, b = max(start, low), min(stop, high)
+        if a >= b:
+            continue
+        rows = block[a // repeat - first : -(-b // repeat) - first]
+        for axis in range(1, block.ndim):
+            rows = _along(rows, axis, cuts[axis])
+        if repeat > 1:
+            skip = a % repeat
+            rows = np.repeat(rows, repeat, axis=0)[skip : skip + b - a]
+        yield rows
+
+
+def _along(array: Array, axis: int, cut: Cut) -> Array:
+    """What the cut takes along one whole dimension: a view where it is one run."""
+    pieces = []
+    for start, stop in cut.runs:
+        first, repeat = start // cut.repeat, cut.repeat
+        index = (slice(None),) * axis + (slice(first, -(-stop // repeat)),)
+        piece = array[index]
+        if repeat > 1:
+            inner = (slice(None),) * axis + (slice(start - first * repeat, stop - first * repeat),)
+            piece = np.repeat(piece, repeat, axis=axis)[inner]
+        pieces.append(piece)
+    if len(pieces) == 1:
+        return pieces[0]
+    return np.concatenate(pieces, axis=axis) if pieces else array[(slice(None),) * axis + (slice(0, 0),)]

@@ -1,0 +1,89 @@
+"""Files under partial names: reserved, written, synced, and given their names only when they are whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from converter.streams.hashing import hash_bytes
+from converter.streams.writing import allocate, write_fault
+from shard_plans.errors import OutputError
+
+PARTIAL = ".partial"
+"""Ends the name of every file that isn't whole yet."""
+
+
+def partial_path(folder: Path, name: str) -> Path:
+    """Where `name` is written before it is whole."""
+    return folder / (name + PARTIAL)
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """Raise OutputError unless the disk of `folder` has `needed` bytes free."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OutputError(f"{folder} needs {needed} bytes, but the disk has {free} free; nothing was written")
+
+
+def reserve(folder: Path, name: str, size: int) -> None:
+    """Make the partial file of `name`, `size` bytes long, with its space on the disk where that can be had."""
+    path = partial_path(folder, name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = _create(path)
+        try:
+            allocate(handle, size)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        free = shutil.disk_usage(folder).free
+        raise OutputError(f"{path} needs {size} bytes, {free} are free: {error.strerror}") from error
+
+
+def write_small(folder: Path, name: str, data: bytes) -> tuple[int, str]:
+    """Write a whole small file under its partial name; returns its size and digest."""
+    path = partial_path(folder, name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(_create(path), "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise write_fault(path, error) from error
+    return len(data), hash_bytes(data)
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+
+
+def publish(folder: Path, names: Iterable[str]) -> None:
+    """Sync the partial files of these names, give them their names in this order, then sync their folders."""
+    listed = list(names)
+    try:
+        for name in listed:
+            sync(partial_path(folder, name))
+        for name in listed:
+            partial_path(folder, name).rename(folder / name)
+        for parent in sorted({folder, *((folder / name).parent for name in listed)}):
+            sync(parent)
+    except OSError as error:
+        raise write_fault(folder, error) from error
+
+
+def sync(path: Path) -> None:
+    """Wait until the file or folder at `path` is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove the folder if nothing is in it."""
+    try:
+        folder.rmdir()
+    except OSError:
+        return  # not there, or not empty: then it stays

@@ -1,0 +1,1 @@
+"""Reading, hashing and writing in bounded memory, on a few threads."""

@@ -1,0 +1,70 @@
+"""The forward pass of one rank, a step at a time: embed, run each layer, logits.
+
+The same code runs sharded and unsharded: with one rank's shard under any Comm, or with whole weights under NoComm.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from runtime.blocks import vocabulary
+from runtime.blocks.attention import gqa
+from runtime.blocks.cache import LayerCache
+from runtime.blocks.context import ExpertSlots, RankContext, single_rank
+from runtime.blocks.ffn import swiglu
+from runtime.blocks.mla import mla
+from runtime.blocks.moe import moe
+from runtime.blocks.norms import rms_norm
+from runtime.blocks.router import Routing
+from runtime.blocks.weights import LayerWeights, Readings, dense, take
+from runtime.blocks.words import check_layer, check_model
+from shard_plans.errors import RuntimeFault
+from shard_plans.families.model import Layer
+
+__all__ = [
+    "ExpertSlots", "LayerCache", "RankContext", "Routing", "check_model", "embed", "logits", "run_layer", "single_rank",
+]  # fmt: skip
+
+
+def embed(ctx: RankContext, weights: LayerWeights, ids: Tensor) -> Tensor:
+    """Embeddings of token ids [T]: x [T, hidden] in the compute dtype. First stage; reads `embed`."""
+    return vocabulary.embed(ctx, weights, ids)
+
+
+def run_layer(
+    ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, cache: LayerCache | None, positions: Tensor
+) -> tuple[Tensor, Routing | None]:
+    """One transformer layer: x [T, hidden] at `positions` [T] -> (x [T, hidden], where the tokens went if it is MoE).
+
+    x is the whole sequence of this dp replica, equal on its tp ranks. With a cache, tokens seen before are attended to
+    and the new ones are kept. Raises RuntimeFault for a block that the runtime lacks, a missing weight, or one that no
+    block reads.
+    """
+    check_layer(ctx.model, layer)
+    try:
+        return _run_layer(ctx, layer, weights, x, cache, positions)
+    except RuntimeFault as fault:
+        raise RuntimeFault(f"layer {layer.index}: {fault}") from fault
+
+
+def logits(ctx: RankContext, weights: LayerWeights, x: Tensor) -> Tensor:
+    """Final norm and head: [T, vocab] in the compute dtype. Last stage; reads `norm`, `head` (tied: or `embed`)."""
+    return vocabulary.logits(ctx, weights, x)
+
+
+def _run_layer(
+    ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, cache: LayerCache | None, positions: Tensor
+) -> tuple[Tensor, Routing | None]:
+    read = Readings(weights)
+    eps = ctx.model.words["eps"]
+    attention = mla if layer.words["attn"] == "mla" else gqa
+    h = rms_norm(x, dense(take(read, "attn.norm"), ctx.compute), eps)
+    x = x + attention(ctx, layer, read, h, cache, positions)
+    h = rms_norm(x, dense(take(read, "ffn.norm"), ctx.compute), eps)
+    routing: Routing | None = None
+    if layer.words["ffn"] == "moe":
+        y, routing = moe(ctx, layer, read, h)
+    else:
+        y = swiglu(ctx, read, "mlp", "ffn", h)
+    read.refuse_unread()
+    return x + y, routing

@@ -1,0 +1,50 @@
+"""Multi-head latent attention (DeepSeek-V2 and later)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runtime.blocks.attention import attend
+from runtime.blocks.cache import LayerCache
+from runtime.blocks.context import RankContext
+from runtime.blocks.linear import column_linear, row_linear
+from runtime.blocks.norms import rms_norm
+from runtime.blocks.rope import make_rope, rotate, softmax_scale
+from runtime.blocks.weights import LayerWeights, dense, take
+from shard_plans.families.model import Layer
+
+
+def mla(
+    ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, cache: LayerCache | None, positions: Tensor
+) -> Tensor:
+    """Attention over x [T, hidden] at `positions` [T]: [T, hidden], summed over tp.
+
+    Reads attn.q, or attn.q_a, attn.q_a_norm and attn.q_b; attn.kv_a, attn.kv_a_norm, attn.kv_b, attn.o. Low-rank
+    products are whole on every rank, heads are dealt. The cache keeps kv_lora + rope numbers a token: the normed latent
+    and the shared key after RoPE.
+    """
+    words, text = layer.words, ctx.model.text
+    heads, nope, rope = ctx.share("heads"), ctx.size("nope"), ctx.size("rope")
+    kv_lora, v_dim, latent_eps = ctx.size("kv_lora"), ctx.size("v_dim"), words["latent_eps"]
+    if ctx.model.sizes.get("q_lora"):
+        low = column_linear(ctx, weights, "attn.q_a", x)
+        low = rms_norm(low, dense(take(weights, "attn.q_a_norm"), ctx.compute), latent_eps)
+        q = column_linear(ctx, weights, "attn.q_b", low)
+    else:
+        q = column_linear(ctx, weights, "attn.q", x)
+    q_pass, q_turn = torch.split(q.view(-1, heads, nope + rope), [nope, rope], dim=-1)
+    latent, k_turn = torch.split(column_linear(ctx, weights, "attn.kv_a", x), [kv_lora, rope], dim=-1)
+    latent = rms_norm(latent, dense(take(weights, "attn.kv_a_norm"), ctx.compute), latent_eps)
+    cos, sin = make_rope(text, rope, ctx.compute, ctx.device).turns(positions, ctx.compute)
+    q = torch.cat([q_pass, rotate(words["rope"], q_turn, cos, sin)], dim=-1)
+    latent = torch.cat([latent, rotate(words["rope"], k_turn[:, None], cos, sin)[:, 0]], dim=-1)
+    seen = positions
+    if cache is not None:
+        seen, (latent,) = cache.append(positions, [latent])
+    kv = column_linear(ctx, weights, "attn.kv_b", latent[:, :kv_lora]).view(-1, heads, nope + v_dim)
+    k_pass, v = torch.split(kv, [nope, v_dim], dim=-1)
+    k = torch.cat([k_pass, latent[:, None, kv_lora:].expand(-1, heads, -1)], dim=-1)
+    scale = softmax_scale(words, text, nope + rope)
+    y = attend(q, k, v, scale, positions, seen, words.get("window"))
+    return row_linear(ctx, weights, "attn.o", y)

@@ -1,0 +1,1 @@
+"""The reference, and the ladder of comparisons with it."""

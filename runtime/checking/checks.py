@@ -1,0 +1,77 @@
+"""What a verification found: measures of single ranks, and the checks that they add up to."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from runtime.comm.comm import Comm
+
+LIMIT, AIM = 1e-3, 1e-5
+"""Relative errors in float32 and float64: what passes, and what a healthy model stays under."""
+COSINE, AGREEMENT, LIKELIHOOD = 0.99, 0.95, 0.05
+"""Smoke tests in low precision: least cosine, least part of tokens routed alike, largest relative difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One number that one rank measured somewhere."""
+
+    check: str
+    value: float
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check of the ladder, over all ranks."""
+
+    name: str
+    passed: bool
+    worst: float | None
+    """The worst value measured; None where it isn't a number."""
+    limit: float
+    """The most that passes; for a cosine or an agreement the least."""
+    where: str
+    """Where the worst was found: file, tensor, layer, rank, token."""
+    note: str = ""
+    """What the numbers mean, in words."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The check as JSON has it."""
+        return asdict(self)
+
+
+def worst(measures: Iterable[Measure], high: bool = True) -> Measure | None:
+    """The worst of the measures: the highest (or the lowest); one that isn't a number is worse than all."""
+    found: Measure | None = None
+    for measure in measures:
+        if math.isnan(measure.value):
+            return measure
+        if found is None or (measure.value > found.value if high else measure.value < found.value):
+            found = measure
+    return found
+
+
+def make_check(name: str, measures: Iterable[Measure], limit: float, note: str = "", high: bool = True) -> Check | None:
+    """The check `name` from its measures; None where nothing was measured. nan never passes."""
+    found = worst((m for m in measures if m.check == name), high)
+    if found is None:
+        return None
+    passed = found.value <= limit if high else found.value >= limit
+    number = None if not math.isfinite(found.value) else found.value
+    where = found.where if number is not None else f"{found.where}: {found.value}, not a finite number"
+    return Check(name, passed, number, limit, where, note)
+
+
+def gather(comm: Comm, device: torch.device, value: Any) -> list[Any]:
+    """Every rank's JSON value, in rank order, on all ranks."""
+    raw = json.dumps(value).encode()
+    mine = torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(device)
+    parts = comm.all_gather(mine, tuple(range(comm.world)))
+    return [json.loads(bytes(part.cpu().numpy())) for part in parts]

@@ -1,0 +1,90 @@
+"""Error measures of the verification ladder, and which routing differences rounding can explain."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.blocks.router import Routing
+
+FLOOR = 1e-3
+"""Least part of a token's residual stream that its layer's contribution is measured against."""
+NOISE = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+"""Score differences that rounding explains, as a part of a token's largest score, by compute type."""
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In float64 on the CPU: not every accelerator has that type."""
+    return x.detach().cpu().double()
+
+
+def relative(ours: Tensor, reference: Tensor) -> float:
+    """||ours - reference|| / ||reference|| over all elements; nan where either isn't finite."""
+    ours, reference = _wide(ours), _wide(reference)
+    size = float(reference.norm())
+    error = float((ours - reference).norm())
+    return error / size if size > 0 else (0.0 if error == 0 else math.inf if error == error else math.nan)
+
+
+def cosine(ours: Tensor, reference: Tensor) -> float:
+    """Cosine of the angle between the two, over all elements; nan where either isn't finite."""
+    ours, reference = _wide(ours).flatten(), _wide(reference).flatten()
+    sizes = float(ours.norm() * reference.norm())
+    return float(ours @ reference) / sizes if sizes != 0 else math.nan
+
+
+def layer_error(start: Tensor, ours: Tensor, reference: Tensor) -> tuple[float, int]:
+    """Worst relative error of what a layer added to one token, and the token; all [tokens, hidden].
+
+    Both sides started from `start`, so the error is measured against the layer's own contribution: the residual stream,
+    which is often far larger, can't dilute it. A contribution below FLOOR of the stream is measured against that.
+    """
+    start, ours, reference = _wide(start), _wide(ours), _wide(reference)
+    added = torch.maximum((reference - start).norm(dim=-1), FLOOR * reference.norm(dim=-1))
+    errors = (ours - reference).norm(dim=-1) / added.clamp_min(torch.finfo(torch.float64).tiny)
+    if not bool(torch.isfinite(errors).all()):
+        return math.nan, int((~torch.isfinite(errors)).nonzero()[0])
+    token = int(errors.argmax())
+    return float(errors[token]), token
+
+
+def log_likelihood(logits: Tensor, ids: Tensor) -> float:
+    """Mean natural log of the probability that `logits` [tokens, vocabulary] give each next id; nan for one token."""
+    scores = torch.log_softmax(_wide(logits[:-1]), dim=-1)
+    return float(scores.gather(1, ids[1:, None].cpu()).mean())
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """How one layer's routing compares with the reference's."""
+
+    tokens: int
+    wrong: tuple[int, ...]
+    """Tokens sent to other experts although the margin exceeds rounding."""
+    ties: tuple[int, ...]
+    """Tokens sent to other experts where the margin is within rounding."""
+    margin: float
+    """The reference's smallest margin of all tokens, as a part of the token's largest score."""
+
+
+def relative_margin(routing: Routing) -> Tensor:
+    """[tokens], on the CPU: the routing's margin as a part of the token's largest score."""
+    scores = _wide(routing.scores_for_choice)
+    largest = scores.masked_fill(~torch.isfinite(scores), 0).abs().amax(dim=-1)
+    return _wide(routing.margin) / largest.clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def compare_routing(ours: Tensor, reference: Tensor, margin: Tensor, noise: float) -> Routed:
+    """Compare expert ids [tokens, k], whatever their order; `margin` [tokens] is the reference's."""
+    ours, reference, margin = ours.cpu(), reference.cpu(), margin.cpu()
+    differ = (ours.sort(dim=-1).values != reference.sort(dim=-1).values).any(dim=-1)
+    explained = differ & (margin <= noise)
+    return Routed(
+        len(differ),
+        tuple(int(t) for t in (differ & ~explained).nonzero().flatten()),
+        tuple(int(t) for t in explained.nonzero().flatten()),
+        float(margin.min()) if len(margin) else math.inf,
+    )

@@ -1,0 +1,150 @@
+"""The unsharded forward pass of the checkpoint, streamed a layer at a time: what the shards are measured against.
+
+It reads stored names through the family table and unfused roles, so it shares no byte-moving code with the converter;
+it does share the table and the layer arithmetic with the sharded run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from runtime.blocks import forward
+from runtime.blocks.forward import RankContext, Routing
+from runtime.blocks.weights import LayerWeights, Stored
+from runtime.loading.reading import as_stored, empty_bytes, fill, open_file
+from shard_plans.checkpoints.checkpoint import Checkpoint
+from shard_plans.errors import CheckpointError, RuntimeFault
+from shard_plans.families.binding import Binding, Parameter, Part
+from shard_plans.families.model import Layer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record:
+    """What the reference computed for one layer."""
+
+    layer: Layer
+    start: Tensor
+    """The layer's input [tokens, hidden]."""
+    out: Tensor
+    """Its output [tokens, hidden]."""
+    routing: Routing | None
+    """Where the tokens went, if the layer is a mixture of experts."""
+
+
+class StoredWeights:
+    """Reads parameters of a bound checkpoint by their byte ranges."""
+
+    def __init__(self, binding: Binding) -> None:
+        self._checkpoint: Checkpoint = binding.checkpoint
+        self._handles: dict[int, int] = {}
+        self._layers: dict[int | str, list[Parameter]] = {}
+        self.bytes_read = 0
+        for parameter in binding.parameters:
+            place = parameter.stage if parameter.layer is None else parameter.layer
+            self._layers.setdefault(place, []).append(parameter)
+
+    def section(self, place: int | str, device: torch.device, roles: Iterable[str] | None = None) -> LayerWeights:
+        """Parameters of a layer, or of `first` or `last`, by role (`roles`: only these), on `device`."""
+        weights: dict[str, Stored | tuple[Stored, ...]] = {}
+        for parameter in self._layers.get(place, ()):
+            if roles is None or parameter.role in roles:
+                parts = {part.kind: self._part(part, parameter.per_expert).to(device) for part in parameter.parts}
+                weights[parameter.role] = Stored(
+                    parts["values"], parts.get("scale"), parameter.format, parameter.block
+                )  # fmt: skip
+        return weights
+
+    def _part(self, part: Part, stacked: bool) -> Tensor:
+        """One stored tensor, or all experts' stacked along a new first dimension."""
+        checkpoint = self._checkpoint
+        sizes = [int(checkpoint.sizes[number]) for number in part.tensors]
+        flat, view = empty_bytes(sum(sizes))
+        at = 0
+        for number, size in zip(part.tensors.tolist(), sizes, strict=True):
+            file = int(checkpoint.file_numbers[number])
+            path = checkpoint.folder / checkpoint.files[file].name
+            if file not in self._handles:
+                self._handles[file] = open_file(path, CheckpointError)
+            fill(self._handles[file], path, int(checkpoint.starts[number]), view[at : at + size], CheckpointError)
+            at += size
+        self.bytes_read += at
+        return as_stored(flat, part.dtype, (len(sizes), *part.shape) if stacked else part.shape)
+
+    def close(self) -> None:
+        """Close every file."""
+        for handle in self._handles.values():
+            os.close(handle)
+        self._handles = {}
+
+
+class Reference:
+    """The reference's forward pass over one list of ids, taken layer by layer, one layer in memory at a time."""
+
+    def __init__(self, binding: Binding, compute: torch.dtype, device: torch.device) -> None:
+        """Nothing is read yet; `compute` is float32 or float64. RuntimeFault where a block is missing."""
+        forward.check_model(binding.model)
+        self.context: RankContext = forward.single_rank(binding.model, compute, device)
+        self._weights = StoredWeights(binding)
+        self._layers = iter(binding.model.forward_layers)
+        self._x: Tensor | None = None
+        self._positions: Tensor | None = None
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the checkpoint read so far."""
+        return self._weights.bytes_read
+
+    def begin(self, ids: Tensor) -> Tensor:
+        """Embed the ids [tokens] and start over at the first layer; returns [tokens, hidden]."""
+        device = self.context.device
+        ids = ids.to(device)
+        self._layers = iter(self.context.model.forward_layers)
+        self._positions = torch.arange(len(ids), device=device)
+        with torch.no_grad():
+            self._x = forward.embed(self.context, self._weights.section("first", device), ids)
+        return self._x
+
+    def next_layer(self) -> Record:
+        """Run the next layer."""
+        start, positions = self._started()
+        layer = next(self._layers, None)
+        if layer is None:
+            raise RuntimeFault("the reference was asked for a layer behind its last one")
+        with torch.no_grad():
+            weights = self._weights.section(layer.index, self.context.device)
+            out, routing = forward.run_layer(self.context, layer, weights, start, None, positions)
+        self._x = out
+        return Record(layer, start, out, routing)
+
+    def logits(self) -> Tensor:
+        """[tokens, vocabulary] of the layer output reached so far."""
+        x, _ = self._started()
+        device = self.context.device
+        weights: Mapping[str, Stored | tuple[Stored, ...]] = self._weights.section("last", device)
+        if "head" not in weights:
+            weights = {**weights, **self._weights.section("first", device, ("embed",))}
+        with torch.no_grad():
+            return forward.logits(self.context, weights, x)
+
+    def _started(self) -> tuple[Tensor, Tensor]:
+        if self._x is None or self._positions is None:
+            raise RuntimeFault("the reference has no input yet; call begin first")
+        return self._x, self._positions
+
+    def close(self) -> None:
+        """Close the checkpoint's files."""
+        self._weights.close()
+
+    def __enter__(self) -> Reference:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

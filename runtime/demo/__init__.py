@@ -1,0 +1,1 @@
+"""The main job on a small checkpoint that reshard makes itself."""

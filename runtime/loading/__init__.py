@@ -1,0 +1,1 @@
+"""Shard files to device memory, on background threads, layer by layer, hashes checked."""

@@ -1,0 +1,78 @@
+"""Byte ranges of files -> tensors that own their memory."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shard_plans.documents.digests import CHUNK
+from shard_plans.errors import ReshardError, RuntimeFault
+
+TORCH_DTYPES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "F16": "float16",
+    "BF16": "bfloat16", "F32": "float32", "F64": "float64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+}  # fmt: skip
+"""safetensors' word -> torch's name; older versions of torch lack the last ones."""
+
+
+def torch_dtype(word: str) -> torch.dtype:
+    """The type for safetensors' word; RuntimeFault where this torch has none."""
+    found = getattr(torch, TORCH_DTYPES.get(word, ""), None)
+    if not isinstance(found, torch.dtype):
+        raise RuntimeFault(f"torch {torch.__version__} has no type for {word} tensors")
+    return found
+
+
+def empty_bytes(count: int) -> tuple[Tensor, memoryview]:
+    """New memory of `count` bytes, as a tensor and as the view to fill it by."""
+    flat = torch.empty(count, dtype=torch.uint8)
+    return flat, memoryview(flat.numpy())  # type: ignore[arg-type]  # numpy < 2 has no typed buffer
+
+
+def as_stored(flat: Tensor, dtype: str, shape: Sequence[int]) -> Tensor:
+    """The bytes `flat` as a tensor of safetensors' type `dtype`; same memory."""
+    kind = torch_dtype(dtype)
+    size = torch.empty(0, dtype=kind).element_size()
+    if flat.numel() != math.prod(shape) * size:
+        raise RuntimeFault(f"{flat.numel()} bytes can't be {dtype} {list(shape)}")
+    return flat.view(kind).view(tuple(shape))
+
+
+def open_file(path: Path, error: type[ReshardError]) -> int:
+    """A file descriptor to read `path` by; `error` where that can't be done."""
+    try:
+        return os.open(path, os.O_RDONLY)
+    except OSError as fault:
+        raise error(f"{path} can't be opened: {fault.strerror}") from fault
+
+
+def fill(
+    handle: int, path: Path, offset: int, view: memoryview, error: type[ReshardError],
+    seen: Callable[[int, memoryview], None] | None = None,
+) -> None:  # fmt: skip
+    """Fill `view` with the bytes of the open file from `offset`, a chunk at a time; `seen(number, chunk)` after each.
+
+    The chunk is still in the processor's cache then, which makes hashing it cheap. Raises `error` where the file ends.
+    """
+    for start in range(0, len(view), CHUNK):
+        chunk = view[start : start + CHUNK]
+        done = 0
+        while done < len(chunk):
+            try:
+                got = os.preadv(handle, [chunk[done:]], offset + start + done)
+            except OSError as fault:
+                raise error(f"{path} can't be read at byte {offset + start + done}: {fault.strerror}") from fault
+            if got == 0:
+                raise error(
+                    f"{path} ends at byte {offset + start + done}, but its tensors go on to {offset + len(view)}: "
+                    "it is truncated; convert or copy it again"
+                )
+            done += got
+        if seen is not None:
+            seen(start // CHUNK, chunk)

@@ -1,0 +1,1 @@
+"""A published checkpoint as it lies on disk: safetensors headers, validated, kept as columns."""

@@ -1,0 +1,1 @@
+"""The documents that people and programs exchange: plans, manifests, and strict YAML."""

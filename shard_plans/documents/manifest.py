@@ -1,0 +1,252 @@
+"""The root manifest of an output folder: what was converted by which plan, which rank reads which files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from shard_plans.checkpoints.headers import brief, load_json
+from shard_plans.documents.digests import canonical_digest
+from shard_plans.documents.manifest_schema import RANK_KEYS, ROOT_FORMAT, schema_error
+from shard_plans.documents.shard_manifest import VERSION, ManifestTensor, Piece, ShardManifest, parse_shard_manifest
+from shard_plans.errors import CheckpointError, ManifestError
+from shard_plans.placement.grid import Coordinate
+from shard_plans.placement.shards import Skipped
+
+__all__ = [
+    "ROOT", "CarriedFile", "Manifest", "ManifestFile", "ManifestTensor", "Piece", "RankFiles", "ShardManifest",
+    "SourceFileRecord", "SourceRecord", "format_manifest", "read_manifest", "read_shard_manifest", "root_digest",
+]  # fmt: skip
+
+ROOT = "manifest.json"
+MANIFEST_LIMIT = 1 << 30
+"""Bytes of a manifest; a larger one is refused unread."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFileRecord:
+    """One safetensors file of the checkpoint."""
+
+    name: str
+    size: int
+    """Bytes of the whole file."""
+    header: str
+    """xxh3-128 of its JSON header."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRecord:
+    """The checkpoint that was converted."""
+
+    fingerprint: str
+    tensors: int
+    nbytes: int
+    files: tuple[SourceFileRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedFile:
+    """A whole file of the output with its digest; `name` is relative to the output folder, or to source/ if carried."""
+
+    name: str
+    size: int
+    xxh3: str
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFile:
+    """One shard file and its manifest."""
+
+    name: str
+    manifest: str
+    """Name of the manifest file."""
+    size: int
+    """Bytes of the shard file."""
+    xxh3: str
+    """Digest of the manifest file's bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankFiles:
+    """What one rank reads."""
+
+    at: Coordinate
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The root manifest."""
+
+    family: str
+    plan: str
+    """Digest of the plan."""
+    source: SourceRecord
+    carried: tuple[CarriedFile, ...]
+    ranks: tuple[RankFiles, ...]
+    files: tuple[ManifestFile, ...]
+    documents: tuple[CarriedFile, ...]
+    skipped: tuple[Skipped, ...]
+    digest: str = ""
+    """Of everything above; filled in when the manifest is read."""
+
+    def file(self, name: str) -> ManifestFile:
+        """The entry of the shard file `name`."""
+        for entry in self.files:
+            if entry.name == name:
+                return entry
+        raise ManifestError(f"{ROOT} lists no shard file {brief(name)}; it lists {len(self.files)}")
+
+
+def format_manifest(manifest: Manifest) -> bytes:
+    """The root manifest as JSON with its digest; the same manifest gives the same bytes."""
+    value = _value(manifest)
+    value["digest"] = root_digest(value)
+    return (json.dumps(value, indent=1) + "\n").encode("ascii")
+
+
+def root_digest(value: Mapping[str, Any]) -> str:
+    """The digest of a root manifest's JSON object: of everything but the key `digest`."""
+    return canonical_digest({key: item for key, item in value.items() if key != "digest"})
+
+
+def read_manifest(out: Path) -> Manifest:
+    """The root manifest of the output folder `out`, checked against its schema and its digest.
+
+    Raises ManifestError; a folder without one holds no finished conversion.
+    """
+    value = load_manifest(out / ROOT)
+    what = str(out / ROOT)
+    if not isinstance(value, dict) or value.get("format") != ROOT_FORMAT:
+        raise ManifestError(f'{what} isn\'t a manifest of reshard: it has no "format": "{ROOT_FORMAT}"')
+    if value.get("version") != VERSION:
+        raise ManifestError(f"{what} is of version {brief(value.get('version'))}; this reshard reads version {VERSION}")
+    if error := schema_error(value):
+        raise ManifestError(f"{what}: {error}")
+    digest = root_digest(value)
+    if value["digest"] != digest:
+        raise ManifestError(f"{what} states the digest {value['digest']}, but has {digest}: it was changed or damaged")
+    manifest = _manifest(value)
+    _check_names(manifest, what)
+    return manifest
+
+
+def read_shard_manifest(out: Path, name: str, manifest: Manifest | None = None) -> ShardManifest:
+    """The manifest of the shard file `name` of the output folder `out`, checked against the root manifest.
+
+    `manifest` is the root manifest where it has been read already. Raises ManifestError.
+    """
+    root = manifest or read_manifest(out)
+    entry = root.file(name)
+    path = out / entry.manifest
+    raw = _read(path)
+    found = xxhash.xxh3_128_hexdigest(raw)
+    if found != entry.xxh3:
+        raise ManifestError(f"{path} has the digest {found}, {ROOT} states {entry.xxh3}: it was changed or damaged")
+    shard = parse_shard_manifest(_parse(raw, path), str(path))
+    for what, stated, expected in (
+        ("is of the file", shard.file, name),
+        ("is of the plan", shard.plan, root.plan),
+        ("is of the checkpoint", shard.source, root.source.fingerprint),
+        ("states the size", shard.size, entry.size),
+    ):
+        if stated != expected:
+            raise ManifestError(f"{path} {what} {stated}, {ROOT} says {expected}: another output's file lies here")
+    return shard
+
+
+def load_manifest(path: Path) -> Any:
+    """The JSON in a manifest file, parsed strictly."""
+    return _parse(_read(path), path)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(MANIFEST_LIMIT + 1)
+    except FileNotFoundError:
+        raise ManifestError(f"{path} is missing; the folder holds no finished conversion") from None
+    except OSError as error:
+        raise ManifestError(f"{path} can't be read: {error.strerror}") from error
+    if len(raw) > MANIFEST_LIMIT:
+        raise ManifestError(f"{path} is longer than the {MANIFEST_LIMIT} bytes that a manifest may have")
+    return raw
+
+
+def _parse(raw: bytes, path: Path) -> Any:
+    try:
+        return load_json(raw.decode("ascii"), str(path))
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{path} isn't ASCII at byte {error.start}; a manifest is") from None
+    except CheckpointError as error:
+        raise ManifestError(str(error)) from None
+
+
+def _check_names(manifest: Manifest, what: str) -> None:
+    """File names must be told apart, and ranks must name files that are listed."""
+    files = [entry.name for entry in manifest.files] + [entry.manifest for entry in manifest.files]
+    for kind, names in (
+        ("files", [*files, ROOT]),
+        ("documents", [entry.name for entry in manifest.documents]),
+        ("carried files", [entry.name for entry in manifest.carried]),
+        ("source files", [entry.name for entry in manifest.source.files]),
+        ("ranks", [str(rank.at.rank) for rank in manifest.ranks]),
+    ):
+        if len(set(names)) != len(names):
+            raise ManifestError(f"{what} lists one of its {kind} twice")
+    for rank in manifest.ranks:
+        for name in sorted(set(rank.files).difference(files)):
+            raise ManifestError(f"{what} gives rank {rank.at.rank} the file {name}, which it doesn't list")
+
+
+def _value(manifest: Manifest) -> dict[str, Any]:
+    source = manifest.source
+    return {
+        "format": ROOT_FORMAT,
+        "version": VERSION,
+        "family": manifest.family,
+        "plan": manifest.plan,
+        "source": {
+            "fingerprint": source.fingerprint,
+            "tensors": source.tensors,
+            "bytes": source.nbytes,
+            "files": [{"name": file.name, "size": file.size, "header": file.header} for file in source.files],
+        },
+        "carried": [_carried(file) for file in manifest.carried],
+        "ranks": [{axis: getattr(rank.at, axis) for axis in RANK_KEYS} | {"files": list(rank.files)}
+                  for rank in manifest.ranks],
+        "files": [{"name": file.name, "manifest": file.manifest, "size": file.size, "xxh3": file.xxh3}
+                  for file in manifest.files],
+        "documents": [_carried(file) for file in manifest.documents],
+        "skipped": [{"pattern": item.pattern, "count": item.count, "bytes": item.nbytes, "reason": item.reason}
+                    for item in manifest.skipped],
+    }  # fmt: skip
+
+
+def _carried(file: CarriedFile) -> dict[str, Any]:
+    return {"name": file.name, "size": file.size, "xxh3": file.xxh3}
+
+
+def _manifest(value: Mapping[str, Any]) -> Manifest:
+    source = value["source"]
+    return Manifest(
+        value["family"],
+        value["plan"],
+        SourceRecord(
+            source["fingerprint"], source["tensors"], source["bytes"],
+            tuple(SourceFileRecord(**entry) for entry in source["files"]),
+        ),
+        tuple(CarriedFile(**entry) for entry in value["carried"]),
+        tuple(RankFiles(Coordinate(*(entry[key] for key in RANK_KEYS)), tuple(entry["files"]))
+              for entry in value["ranks"]),
+        tuple(ManifestFile(**entry) for entry in value["files"]),
+        tuple(CarriedFile(**entry) for entry in value["documents"]),
+        tuple(Skipped(entry["pattern"], entry["count"], entry["bytes"], entry["reason"])
+              for entry in value["skipped"]),
+        value["digest"],
+    )  # fmt: skip

@@ -1,0 +1,248 @@
+"""The plan: how a checkpoint is laid out over ranks. A YAML document that people read, edit and diff."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shard_plans.checkpoints.headers import brief
+from shard_plans.documents.digests import canonical_digest
+from shard_plans.documents.plan_schema import KV_DTYPES, LARGEST_COUNT, LARGEST_SIZE, PLAN_SCHEMA
+from shard_plans.documents.yaml_text import Lines, check_schema, dump_yaml, load_yaml
+from shard_plans.errors import OutputError, PlanError
+from shard_plans.memory.cluster import Card, Cluster
+from shard_plans.memory.ledger import LedgerRow, fits, format_ledger
+from shard_plans.placement.experts import ExpertPlacement, Slots, contiguous, format_ids, parse_ids
+from shard_plans.placement.grid import Grid, make_grid
+
+VERSION = 1
+MAX_IDS = 1 << 22
+"""Expert ids in all lists of a document together."""
+NOTE = """\
+# How a checkpoint is laid out over the ranks of a cluster. Edit it, then: reshard convert CHECKPOINT OUT --plan THIS
+#   parallel  ranks of a stage = dp x tp = edp x ep x etp; all ranks = pp x that
+#   stages    inclusive layer ranges, one a pipeline stage; to move a border change both neighbours
+#   experts   `contiguous`, or a list with the ids of each ep slot (edp x ep slots, edp slowest, where replicas differ);
+#             `layers: {3: [...]}` places single layers otherwise; ids may repeat, every one must be held
+#   ledger    bytes a rank; for reading only: after an edit it is computed anew
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSource:
+    """The checkpoint that a plan belongs to."""
+
+    family: str
+    fingerprint: str
+    tensors: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What the cluster is to serve; only the memory ledger depends on it."""
+
+    context: int = 8192
+    """Tokens of one sequence, prompt and answer."""
+    concurrency: int = 16
+    """Sequences at a time on the whole cluster; they are dealt to the dp replicas."""
+    kv_dtype: str = "bf16"
+    prefill_chunk: int = 8192
+    """Tokens that one step of prefill runs at most."""
+
+    def __post_init__(self) -> None:
+        if self.kv_dtype not in KV_DTYPES:
+            raise PlanError(f"kv-dtype {brief(self.kv_dtype)} is unknown; allowed: {', '.join(KV_DTYPES)}")
+        for name in ("context", "concurrency", "prefill_chunk"):
+            if not 1 <= getattr(self, name) <= LARGEST_COUNT:
+                raise PlanError(f"{name} is {getattr(self, name)}; 1 to {LARGEST_COUNT} is possible")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that decides what each rank holds, and what it was planned for."""
+
+    checkpoint: PlanSource
+    grid: Grid
+    stages: tuple[tuple[int, int], ...]
+    """Half-open layer range of each stage, over all kept layers: MTP layers end the last stage's range."""
+    experts: ExpertPlacement = field(default_factory=ExpertPlacement)
+    mtp: str = "keep"
+    """keep or drop the multi-token-prediction layers."""
+    strict_blocks: bool = False
+    """Refuse cuts inside a quantisation block instead of refining the scales."""
+    cluster: Cluster | None = None
+    workload: Workload = field(default_factory=Workload)
+    ledger: tuple[LedgerRow, ...] | None = None
+    """One row a rank, as computed; never read from a document."""
+    version: int = VERSION
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether every rank fits its card; None without a ledger or cluster."""
+        return None if self.ledger is None or self.cluster is None else fits(self.ledger)
+
+
+def read_plan(path: Path) -> Plan:
+    """Read and check a plan document; PlanError names the key, the line and what is allowed."""
+    data, lines = load_yaml(path, f"plan {path.name}", PlanError)
+    return _plan(data, lines, f"plan {path.name}")
+
+
+def parse_plan(text: str, what: str = "plan") -> Plan:
+    """As read_plan, from text."""
+    data, lines = load_yaml(text, what, PlanError)
+    return _plan(data, lines, what)
+
+
+def _plan(data: Any, lines: Lines, what: str) -> Plan:
+    check_schema(data, PLAN_SCHEMA, lines, what, PlanError)
+    sizes = data["parallel"]
+    if sizes["tp"] * sizes["dp"] * sizes["pp"] > LARGEST_SIZE:
+        raise PlanError(f"{what}, line {lines[('parallel',)]}: parallel makes more than {LARGEST_SIZE} ranks")
+    grid = make_grid(**sizes)
+    cluster = data.get("cluster")
+    if cluster is not None:
+        cluster = Cluster(cluster["nodes"], cluster["cards"], Card(str(cluster["card"]), cluster["memory"], None, what))
+    return Plan(
+        PlanSource(**data["checkpoint"]), grid, _stages(data["stages"], grid, lines, what),
+        _experts(data["experts"], grid, lines, what), data["mtp"], data["strict_blocks"], cluster,
+        Workload(**data["workload"]) if "workload" in data else Workload(),
+    )  # fmt: skip
+
+
+def _stages(texts: list[str | int], grid: Grid, lines: Lines, what: str) -> tuple[tuple[int, int], ...]:
+    if len(texts) != grid.pp:
+        raise PlanError(f"{what}, line {lines[('stages',)]}: {len(texts)} stages are listed, parallel has pp {grid.pp}")
+    stages, start = [], 0
+    for number, text in enumerate(texts):
+        first, _, last = str(text).partition("-")
+        begin, end = int(first), int(last or first) + 1
+        where = f"{what}, line {lines[('stages', number)]}: stage {number} is {text}"
+        if begin != start:
+            raise PlanError(f"{where}; it must begin with layer {start}, so that no layer is left out or doubled")
+        if end <= begin:
+            raise PlanError(f"{where}; its last layer is before its first")
+        stages.append((begin, end))
+        start = end
+    return tuple(stages)
+
+
+def _experts(data: Any, grid: Grid, lines: Lines, what: str) -> ExpertPlacement:
+    if data == "none":
+        return ExpertPlacement()
+    count, spent = data["count"], 0
+
+    def slots(value: Any, *path: str) -> Slots:
+        nonlocal spent
+        if value == "contiguous":
+            return contiguous(count, grid.ep)
+        found = []
+        for number, text in enumerate(value):
+            try:
+                found.append(parse_ids(str(text)))
+            except PlanError as error:
+                line = lines[("experts", *path, number)]
+                raise PlanError(f"{what}, line {line}: {error}") from None
+            spent += len(found[-1])
+            if spent > MAX_IDS:
+                raise PlanError(f"{what}: experts lists more than {MAX_IDS} ids")
+        return tuple(found)
+
+    placement = ExpertPlacement(
+        slots(data["default"], "default"),
+        {int(layer): slots(value, "layers", layer) for layer, value in data.get("layers", {}).items()},
+    )
+    try:
+        placement.validate(count, grid)
+    except PlanError as error:
+        raise PlanError(f"{what}, line {lines[('experts',)]}: {error}") from None
+    return placement
+
+
+def format_plan(plan: Plan) -> str:
+    """The document of a plan; the same plan gives the same text, and parse_plan reads it back."""
+    source, grid = plan.checkpoint, plan.grid
+    sizes = {"tp": grid.tp, "pp": grid.pp, "dp": grid.dp, "ep": grid.ep, "etp": grid.etp}
+    parts = [NOTE + f"reshard_plan: {plan.version}", "checkpoint:"]
+    parts += [
+        f"  {key}: {dump_yaml(value, flow=True)}"
+        for key, value in {
+            "family": source.family, "fingerprint": source.fingerprint, "tensors": source.tensors, "bytes": source.bytes
+        }.items()
+    ]  # fmt: skip
+    parts += [f"parallel: {dump_yaml(sizes, flow=True)}", "stages:"]
+    parts += [f"- {first}-{stop - 1}" if stop - first > 1 else f"- {first}" for first, stop in plan.stages]
+    parts += _expert_lines(plan)
+    parts += [f"mtp: {plan.mtp}", f"strict_blocks: {'true' if plan.strict_blocks else 'false'}"]
+    if plan.cluster is not None:
+        card = plan.cluster.card
+        told = {"nodes": plan.cluster.nodes, "cards": plan.cluster.cards, "card": card.name, "memory": card.memory}
+        parts.append(f"cluster: {dump_yaml(told, flow=True)}")
+    load = plan.workload
+    parts.append(
+        f"workload: {{context: {load.context}, concurrency: {load.concurrency}, kv_dtype: {load.kv_dtype}, "
+        f"prefill_chunk: {load.prefill_chunk}}}"
+    )
+    if plan.fits is not None:
+        parts.append(f"fits: {'true' if plan.fits else 'false'}")
+    if plan.ledger is not None:
+        # the 2 after | is the indentation, which the spaces that align the first line would hide
+        parts.append("ledger: |2\n" + "".join(f"  {line}\n" for line in format_ledger(plan.ledger).splitlines())[:-1])
+    return "\n".join(parts) + "\n"
+
+
+def _expert_lines(plan: Plan) -> Iterable[str]:
+    placement = plan.experts
+    if not placement.default:
+        return ["experts: none"]
+    count = 1 + max(max(ids, default=0) for ids in placement.default)
+    dealt = contiguous(count, plan.grid.ep)
+
+    def lists(slots: Slots, indent: str) -> str:
+        if slots == dealt:
+            return " contiguous"
+        return "".join(f"\n{indent}- {dump_yaml(format_ids(ids), flow=True)}" for ids in slots)
+
+    lines = ["experts:", f"  count: {count}", f"  default:{lists(placement.default, '  ')}"]
+    if placement.layers:
+        lines.append("  layers:")
+        lines += [f"    {layer}:{lists(placement.layers[layer], '    ')}" for layer in sorted(placement.layers)]
+    return lines
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Write the plan document, whole or not at all; OutputError where that isn't possible."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(format_plan(plan), encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise OutputError(f"plan {path} can't be written: {error.strerror}") from error
+
+
+def plan_digest(plan: Plan) -> str:
+    """xxh3-128 in hex of all that decides what ranks hold: not the ledger, the cluster or the workload."""
+    grid = plan.grid
+
+    def words(slots: Slots) -> list[str]:
+        return [format_ids(ids) for ids in slots]
+
+    layers: Mapping[int, Slots] = plan.experts.layers
+    return canonical_digest(
+        {
+            "version": plan.version,
+            "checkpoint": [plan.checkpoint.family, plan.checkpoint.fingerprint],
+            "parallel": [grid.tp, grid.pp, grid.dp, grid.ep, grid.etp],
+            "stages": [list(stage) for stage in plan.stages],
+            "experts": [words(plan.experts.default), {str(layer): words(slots) for layer, slots in layers.items()}],
+            "mtp": plan.mtp,
+            "strict_blocks": plan.strict_blocks,
+        }
+    )

@@ -1,0 +1,250 @@
+"""The manifest of one shard file: its tensors, their digests and the pieces of the source that they are made of."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import xxhash
+
+from shard_plans.checkpoints.dtypes import DTYPE_BITS
+from shard_plans.checkpoints.headers import UNPRINTABLE, brief
+from shard_plans.documents.digests import CHUNK, DIGEST
+from shard_plans.errors import ManifestError, PlanError
+from shard_plans.placement.experts import format_ids, parse_ids
+from shard_plans.placement.shards import Cut
+
+SHARD_FORMAT = "reshard-shard"
+VERSION = 1
+LARGEST = 1 << 53
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
+"""Names of shard files and native tensors."""
+AXES = ("stage", "tp", "edp", "ep", "etp")
+PARTS = ("values", "scale")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A region of a shard tensor and where it came from; the fields mean what those of `shards.Source` mean."""
+
+    tensor: str
+    """Stored name, with `{expert}` where `experts` is given."""
+    experts: tuple[int, ...] | None
+    cuts: tuple[Cut, ...]
+    at: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestTensor:
+    """One tensor of a shard file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    """Bytes from the start of the file's data."""
+    nbytes: int
+    format: str | None
+    part: str
+    block: tuple[int, int] | None
+    xxh3: str
+    chunks: bytes
+    """16 bytes for each chunk; empty where the tensor is not longer than one."""
+    sources: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardManifest:
+    """What one shard file holds."""
+
+    file: str
+    place: dict[str, int]
+    plan: str
+    source: str
+    """Fingerprint of the checkpoint."""
+    size: int
+    """Bytes of the whole file."""
+    header_size: int
+    """Bytes before the data: the length word, the JSON header and its padding."""
+    header_xxh3: str
+    """Digest of those bytes."""
+    tensors: tuple[ManifestTensor, ...]
+
+
+def format_shard_manifest(manifest: ShardManifest) -> bytes:
+    """The manifest as JSON, one tensor a line; the same manifest gives the same bytes."""
+    head = {
+        "format": SHARD_FORMAT, "version": VERSION, "file": manifest.file, "place": manifest.place,
+        "plan": manifest.plan, "source": manifest.source, "size": manifest.size,
+        "header": {"size": manifest.header_size, "xxh3": manifest.header_xxh3},
+    }  # fmt: skip
+    lines = ",\n".join(json.dumps(_tensor_entry(tensor), separators=(",", ":")) for tensor in manifest.tensors)
+    return (json.dumps(head)[:-1] + ', "tensors": [\n' + lines + "\n]}\n").encode("ascii")
+
+
+def _tensor_entry(tensor: ManifestTensor) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "name": tensor.name, "dtype": tensor.dtype, "shape": tensor.shape, "offset": tensor.offset,
+        "bytes": tensor.nbytes, "format": tensor.format, "part": tensor.part, "block": tensor.block,
+        "xxh3": tensor.xxh3, **({"chunks": tensor.chunks.hex()} if tensor.chunks else {}),
+    }  # fmt: skip
+    entry["sources"] = [
+        {
+            "tensor": piece.tensor,
+            "experts": None if piece.experts is None else format_ids(piece.experts),
+            "cuts": [{"runs": cut.runs, "repeat": cut.repeat} for cut in piece.cuts],
+            "at": piece.at,
+        }
+        for piece in tensor.sources
+    ]
+    return entry
+
+
+def parse_shard_manifest(value: Any, what: str) -> ShardManifest:
+    """The manifest in parsed JSON, checked in every field; `what` names it in messages. Raises ManifestError."""
+    try:
+        return _parse(value)
+    except (_Wrong, PlanError) as error:
+        raise ManifestError(f"{what}: {error}; convert again, or run reshard check on the folder") from None
+    except (KeyError, TypeError) as error:
+        missing = f"lacks {error}" if isinstance(error, KeyError) else f"has a field of the wrong kind ({error})"
+        raise ManifestError(f"{what} {missing}; it isn't a manifest of version {VERSION}") from None
+
+
+class _Wrong(Exception):
+    """What is wrong with the manifest at hand."""
+
+
+def _wrong(message: str) -> NoReturn:
+    raise _Wrong(message)
+
+
+def _parse(value: Any) -> ShardManifest:
+    if type(value) is not dict or value.get("format") != SHARD_FORMAT:
+        _wrong(f'format is {brief(value.get("format") if type(value) is dict else value)}, not "{SHARD_FORMAT}"')
+    if value["version"] != VERSION or type(value["version"]) is not int:
+        _wrong(f"version {brief(value['version'])} can't be read, only {VERSION}")
+    size, header = _number(value["size"], "size"), value["header"]
+    header_size = _number(header["size"], "header size")
+    place = value["place"]
+    if type(place) is not dict or not place or not set(place) <= set(AXES):
+        _wrong(f"place {brief(place)} isn't made of {', '.join(AXES)}")
+    if type(value["tensors"]) is not list:
+        _wrong("tensors isn't a list")
+    tensors, names, offset = [], set(), 0
+    for entry in value["tensors"]:
+        tensor = _tensor(entry)
+        if tensor.name in names:
+            _wrong(f"two tensors are named {tensor.name}")
+        if tensor.offset != offset:
+            _wrong(f"tensor {tensor.name} starts at {tensor.offset}, but {offset} is the end of the one before it")
+        names.add(tensor.name)
+        tensors.append(tensor)
+        offset += tensor.nbytes
+    if header_size + offset != size:
+        _wrong(f"size is {size}, but the header of {header_size} and the tensors of {offset} bytes make another")
+    return ShardManifest(
+        _plain(value["file"], "file"), {axis: _number(place[axis], axis) for axis in AXES if axis in place},
+        _digest(value["plan"], "plan"), _digest(value["source"], "source"), size, header_size,
+        _digest(header["xxh3"], "the header's xxh3"), tuple(tensors),
+    )  # fmt: skip
+
+
+def _tensor(entry: dict[str, Any]) -> ManifestTensor:
+    name = _plain(entry["name"], "a tensor's name")
+    dtype, shape, nbytes = entry["dtype"], _numbers(entry["shape"], name), _number(entry["bytes"], name)
+    if type(dtype) is not str or dtype not in DTYPE_BITS:
+        _wrong(f"tensor {name} has the unknown dtype {brief(dtype)}")
+    if math.prod(shape) * DTYPE_BITS[dtype] != nbytes * 8:
+        _wrong(f"tensor {name} is {dtype} {brief(shape)}, which {nbytes} bytes don't hold")
+    form, part, block = entry["format"], entry["part"], entry["block"]
+    if form is not None:
+        _plain(form, f"the format of tensor {name}")
+    if part not in PARTS:
+        _wrong(f"tensor {name} is the part {brief(part)}; known are {', '.join(PARTS)}")
+    if block is not None:
+        block = _numbers(block, name)
+        if len(block) != 2 or 0 in block:
+            _wrong(f"tensor {name} has the block {brief(block)}, not two sizes")
+    digest = _digest(entry["xxh3"], f"xxh3 of tensor {name}")
+    chunks = bytes.fromhex(_hex(entry.get("chunks", ""), name))
+    if len(chunks) != (16 * -(-nbytes // CHUNK) if nbytes > CHUNK else 0):
+        _wrong(f"tensor {name} of {nbytes} bytes has {len(chunks) // 16} chunk digests")
+    if chunks and xxhash.xxh3_128_hexdigest(chunks) != digest:
+        _wrong(f"the chunk digests of tensor {name} don't make its digest {digest}")
+    if type(entry["sources"]) is not list:
+        _wrong(f"sources of tensor {name} isn't a list")
+    pieces = tuple(_piece(piece, name, shape) for piece in entry["sources"])
+    return ManifestTensor(
+        name, dtype, shape, _number(entry["offset"], name), nbytes, form, part, block, digest, chunks, pieces
+    )
+
+
+def _piece(entry: dict[str, Any], name: str, shape: tuple[int, ...]) -> Piece:
+    pattern, listed = entry["tensor"], entry["experts"]
+    if type(pattern) is not str or not 0 < len(pattern) <= 1000 or UNPRINTABLE.search(pattern):
+        _wrong(f"tensor {name} has the source {brief(pattern)}, which isn't a name")
+    experts, region = None, shape
+    if listed is not None:
+        experts = parse_ids(listed) if type(listed) is str else _wrong(f"experts of tensor {name} isn't a word")
+        if not shape or len(experts) != shape[0] or "{expert}" not in pattern:
+            _wrong(f"tensor {name} {brief(shape)} stacks {len(experts)} experts of {brief(pattern)}")
+        region = shape[1:]
+    at = _numbers(entry["at"], name)
+    if type(entry["cuts"]) is not list or not len(entry["cuts"]) == len(at) == len(region):
+        _wrong(f"a source of tensor {name} doesn't have one cut and one position for each of {len(region)} dimensions")
+    cuts = tuple(_cut(cut, name) for cut in entry["cuts"])
+    for cut, start, length in zip(cuts, at, region, strict=True):
+        if start + cut.length > length:
+            _wrong(f"a source of tensor {name} ends at {start + cut.length} of {length}")
+    return Piece(pattern, experts, cuts, at)
+
+
+def _cut(entry: dict[str, Any], name: str) -> Cut:
+    runs, last = [], 0
+    if type(entry["runs"]) is not list:
+        _wrong(f"runs of tensor {name} isn't a list")
+    for run in entry["runs"]:
+        pair = _numbers(run, name)
+        start, stop = pair if len(pair) == 2 else _wrong(f"tensor {name} has the run {brief(run)}")
+        if not last <= start <= stop:
+            _wrong(f"tensor {name} has the run {start}:{stop} behind {last}; runs ascend")
+        runs.append((start, stop))
+        last = stop
+    repeat = _number(entry["repeat"], name)
+    return Cut(tuple(runs), repeat or _wrong(f"tensor {name} has a repeat of 0"))
+
+
+def _number(value: Any, what: str) -> int:
+    if type(value) is not int or not 0 <= value < LARGEST:
+        _wrong(f"{what} has {brief(value)} in the place of a size")
+    return value
+
+
+def _numbers(value: Any, what: str) -> tuple[int, ...]:
+    if type(value) is not list or len(value) > 16:
+        _wrong(f"{what} has {brief(value)} in the place of a list of sizes")
+    if value and (set(map(type, value)) != {int} or min(value) < 0 or max(value) >= LARGEST):
+        _wrong(f"{what} has {brief(value)} in the place of sizes")
+    return tuple(value)
+
+
+def _digest(value: Any, what: str) -> str:
+    if type(value) is not str or not DIGEST.fullmatch(value):
+        _wrong(f"{what} is {brief(value)}, not a digest of 32 hexadecimal digits")
+    return value
+
+
+def _hex(value: Any, name: str) -> str:
+    if type(value) is not str or len(value) % 32 or re.search("[^0-9a-f]", value):
+        _wrong(f"the chunk digests of tensor {name} aren't hexadecimal")
+    return value
+
+
+def _plain(value: Any, what: str) -> str:
+    if type(value) is not str or not PLAIN_NAME.fullmatch(value):
+        _wrong(f"{what} is {brief(value)}, not a plain name")
+    return value

@@ -1,0 +1,66 @@
+"""Quantised storage formats: which stored tensors make one parameter, and how many values share a scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from shard_plans.documents.yaml_text import load_yaml
+from shard_plans.errors import ConfigError
+from shard_plans.families.expressions import MissingKey, evaluate
+
+_FILE = Path(__file__).parent / "tables" / "_formats.yaml"
+
+PLAIN_DTYPES = ("BF16", "F16", "F32", "F64")
+"""What a parameter without a quantised format may be stored in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A quantised format as one config uses it."""
+
+    name: str
+    block: tuple[int, int]
+    """Rows and columns of values that share one scale."""
+    values_suffix: str
+    values_dtypes: tuple[str, ...]
+    scale_suffix: str
+    scale_dtypes: tuple[str, ...]
+
+
+@cache
+def _formats() -> dict[str, Any]:
+    data, _ = load_yaml(_FILE, "storage formats")
+    return dict(data)
+
+
+def config_format(config: Mapping[str, Any]) -> Format | None:
+    """The format that config.quantization_config names; None where there is no such section.
+
+    Raises ConfigError where the section names a format that isn't known, or its block sizes make no sense.
+    """
+    if config.get("quantization_config") is None:
+        return None
+    for name, entry in _formats().items():
+        try:
+            if not evaluate(entry["when"], config):
+                continue
+            block = evaluate(entry["block"], config)
+        except MissingKey as missing:
+            if "block" in str(missing):
+                raise ConfigError(
+                    f"config.json: quantization_config is {name} without its block size: {missing}"
+                ) from missing
+            continue
+        if not (isinstance(block, list) and len(block) == 2 and all(type(n) is int and 0 < n < 1 << 20 for n in block)):
+            raise ConfigError(f"config.json: quantisation block size {block!r}; two whole numbers above 0 are wanted")
+        values, scale = entry["values"], entry["scale"]
+        return Format(
+            name, (block[0], block[1]), values["suffix"], tuple(values["dtype"]), scale["suffix"], tuple(scale["dtype"])
+        )
+    method = config["quantization_config"]
+    word = method.get("quant_method") if isinstance(method, dict) else method
+    raise ConfigError(f"config.json: quantization_config {word!r} is an unknown format; known: {', '.join(_formats())}")

@@ -1,0 +1,130 @@
+"""Rows of a family table: `stored name: role [shape] flags`, under a section that says where they apply."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shard_plans.errors import FamilyError
+from shard_plans.families.dims import Dim, parse_dim
+
+DTYPE_FLAGS = ("F32", "BF16", "F16", "I64")
+STAGES = ("first", "layer", "last")
+_ROLE = re.compile(r"[a-z_]+(\.[A-Za-z_0-9]+)*")
+_SECTION = re.compile(r"(?P<stage>[a-z]+)(?P<mtp> mtp)?(?: (?P<kind>[a-z_]+)=(?P<value>[a-z_0-9]+))?(?: \([a-z ]+\))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Where rows or block words apply: a stage, all its layers, one layer kind, or the MTP layers alone."""
+
+    stage: str
+    mtp: bool = False
+    kind: tuple[str, str] | None = None
+
+    def applies(self, kinds: Mapping[str, str], mtp: bool) -> bool:
+        """Whether a layer with these kinds is meant."""
+        return (mtp or not self.mtp) and (self.kind is None or kinds.get(self.kind[0]) == self.kind[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One stored name, or one a layer and expert."""
+
+    name: str
+    """Stored name with the holes {layer} and {expert}."""
+    role: str
+    section: Section
+    dims: tuple[Dim, ...]
+    quant: bool = False
+    """May be stored in the config's quantised format."""
+    bias: bool | str = False
+    """Has a bias under NAME.bias: always, never, or when the expression holds."""
+    condition: str | None = None
+    """Must be stored when this expression holds, must not otherwise."""
+    optional: bool = False
+    tied: str | None = None
+    """Role whose tensor serves when this one isn't stored."""
+    dtype: str | None = None
+    """The only type that is accepted."""
+
+    @property
+    def group(self) -> str:
+        """The role's first word: attn, mlp, experts, ..."""
+        return self.role.partition(".")[0]
+
+    @property
+    def per_expert(self) -> bool:
+        """Whether the stored name has a hole for the expert number."""
+        return "{expert}" in self.name
+
+
+def parse_section(text: str) -> Section:
+    """`layer ffn=moe` -> Section; FamilyError where it can't be read."""
+    match = _SECTION.fullmatch(text)
+    if match is None or match["stage"] not in STAGES:
+        raise FamilyError(f"section {text!r}: write first, last, layer, `layer mtp` or `layer KIND=VALUE`")
+    kind = (match["kind"], match["value"]) if match["kind"] else None
+    return Section(match["stage"], bool(match["mtp"]), kind)
+
+
+def parse_row(name: str, text: str, section: Section, prefix: str) -> Row:
+    """One line of a table. Layer sections get the table's prefix before the name."""
+    head, bracket, rest = text.partition("[")
+    shape, closed, flags = rest.partition("]")
+    role = head.strip()
+    if not bracket or not closed or not _ROLE.fullmatch(role):
+        raise FamilyError(f"row {name!r}: {text!r} isn't `role [dim, dim] flags`")
+    dims = tuple(parse_dim(dim) for dim in shape.split(","))
+    axes = [axis for dim in dims for axis in sorted({mark[0] for mark in dim.marks})]
+    if len(axes) != len(set(axes)):
+        raise FamilyError(f"row {name!r}: two dimensions are cut along {axes[0]}; its ranks would not cover the tensor")
+    row: dict[str, object] = {}
+    for word, argument in _flags(flags, name):
+        if word in ("quant", "optional", "bias") and argument is None:
+            row[word] = True
+        elif word in ("bias", "if", "tied") and argument:
+            row["condition" if word == "if" else word] = argument
+        elif word in DTYPE_FLAGS and argument is None:
+            row["dtype"] = word
+        else:
+            known = "quant, bias, bias(EXPR), if(EXPR), optional, tied(ROLE), " + ", ".join(DTYPE_FLAGS)
+            raise FamilyError(f"row {name!r}: unknown flag {word!r}; known: {known}")
+    stored = prefix + name if section.stage == "layer" else name
+    if ("{layer}" in stored) != (section.stage == "layer"):
+        raise FamilyError(f"row {name!r}: the hole {{layer}} belongs in rows of a layer section, and only there")
+    return Row(stored, role, section, dims, **row)  # type: ignore[arg-type]
+
+
+def _flags(text: str, name: str) -> list[tuple[str, str | None]]:
+    words: list[tuple[str, str | None]] = []
+    at = 0
+    while at < len(text):
+        if text[at].isspace():
+            at += 1
+            continue
+        start = at
+        while at < len(text) and not text[at].isspace() and text[at] != "(":
+            at += 1
+        word, argument = text[start:at], None
+        if at < len(text) and text[at] == "(":
+            depth, opened = 1, at + 1
+            while depth and at + 1 < len(text):
+                at += 1
+                depth += {"(": 1, ")": -1}.get(text[at], 0)
+            if depth:
+                raise FamilyError(f"row {name!r}: a parenthesis isn't closed in {text.strip()!r}")
+            argument = text[opened:at]
+            at += 1
+        words.append((word, argument))
+    return words
+
+
+def bias_row(row: Row) -> Row:
+    """The bias that `row` announces: NAME.bias, cut like the output; whole where only the input is cut."""
+    stem = row.name.removesuffix(".weight")
+    if stem == row.name or len(row.dims) != 2:
+        raise FamilyError(f"row {row.name!r}: `bias` needs a two-dimensional row whose name ends in .weight")
+    condition = row.bias if isinstance(row.bias, str) else None
+    return Row(stem + ".bias", row.role + ".bias", row.section, row.dims[:1], condition=condition)

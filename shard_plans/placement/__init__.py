@@ -1,0 +1,1 @@
+"""What each rank holds: the grid, the cuts, the native layout, and a plan laid out file by file."""

@@ -1,0 +1,99 @@
+"""The native layout: names, fusion and stacking of what a rank holds, and the order inside a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shard_plans.checkpoints.dtypes import DTYPE_BITS
+from shard_plans.families.binding import Parameter
+from shard_plans.placement.cuts import ParameterCut
+from shard_plans.placement.shards import ShardTensor, Source
+
+PAGE = 4096
+"""Tensors whose size is a multiple of this lie on its multiples in the file."""
+
+FUSED = {
+    ("attn.q", "attn.k", "attn.v"): "attn.qkv",
+    ("attn.q.bias", "attn.k.bias", "attn.v.bias"): "attn.qkv.bias",
+    ("mlp.gate", "mlp.up"): "mlp.gate_up",
+    ("shared.gate", "shared.up"): "shared.gate_up",
+    ("experts.gate", "experts.up"): "experts.gate_up",
+}
+"""Roles whose rows are laid one after the other where type, format and block agree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One parameter as one rank holds it."""
+
+    parameter: Parameter
+    cut: ParameterCut
+    experts: tuple[int, ...] | None
+    """Ids in stacking order; None where the parameter isn't one an expert."""
+
+
+def layer_tensors(held: Sequence[Held]) -> list[ShardTensor]:
+    """Shard tensors of one layer (or of what lies outside the layers), in execution order."""
+    by_role = {h.parameter.role: h for h in held}
+    member_of = {role: roles for roles in FUSED for role in roles}
+    done: set[str] = set()
+    tensors: list[ShardTensor] = []
+    for h in held:
+        role = h.parameter.role
+        if role in done:
+            continue
+        roles = member_of.get(role, (role,))
+        members = [by_role[r] for r in roles if r in by_role]
+        if len(members) == len(roles) > 1 and _fusable(members):
+            tensors += _stack(FUSED[roles], members)
+            done.update(roles)
+        else:
+            tensors += _stack(role, [h])
+    return tensors
+
+
+def _fusable(members: Sequence[Held]) -> bool:
+    """One type and format; columns alike; and no member but the last may end inside a scale block."""
+    first = members[0]
+    for member in members:
+        kinds = [(p.part.kind, p.part.dtype, p.shape[1:]) for p in member.cut.parts]
+        if kinds != [(p.part.kind, p.part.dtype, p.shape[1:]) for p in first.cut.parts]:
+            return False
+        if (member.cut.block, member.experts) != (first.cut.block, first.experts):
+            return False
+    block = first.cut.block
+    return block is None or all(member.cut.parts[0].shape[0] % block[0] == 0 for member in members[:-1])
+
+
+def _stack(role: str, members: Sequence[Held]) -> list[ShardTensor]:
+    """Members laid one after the other along their rows, a shard tensor for each part; experts stacked before that."""
+    first = members[0]
+    layer = first.parameter.layer
+    stem = role if layer is None else f"layers.{layer}.{role}"
+    tensors = []
+    for number, part in enumerate(first.cut.parts):
+        sources, rows = [], 0
+        for member in members:
+            cut = member.cut.parts[number]
+            ids = cut.part.tensors if member.experts is None else cut.part.tensors[list(member.experts)]
+            at = (rows, *(0 for _ in cut.shape[1:]))
+            sources.append(Source(cut.part.pattern, member.experts, cut.cuts, at, ids))
+            rows += cut.shape[0]
+        shape = (rows, *part.shape[1:])
+        if first.experts is not None:
+            shape = (len(first.experts), *shape)
+        name = stem if part.part.kind == "values" else f"{stem}.{part.part.kind}"
+        tensors.append(
+            ShardTensor(
+                name, part.part.dtype, shape, tuple(sources), first.parameter.format, part.part.kind, first.cut.block
+            )
+        )
+    return tensors
+
+
+def file_order(tensors: Sequence[ShardTensor]) -> tuple[ShardTensor, ...]:
+    """Multiples of a page first, in execution order, hence page-aligned; then the small ones, wide types first."""
+    large = [tensor for tensor in tensors if tensor.nbytes % PAGE == 0]
+    small = [tensor for tensor in tensors if tensor.nbytes % PAGE]
+    return (*large, *sorted(small, key=lambda tensor: -DTYPE_BITS[tensor.dtype]))

@@ -1,0 +1,113 @@
+"""What a shard holds, and where each of its bytes comes from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shard_plans.checkpoints.dtypes import DTYPE_BITS
+from shard_plans.placement.grid import Coordinate
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a rank takes of one dimension of a stored tensor."""
+
+    runs: tuple[tuple[int, int], ...]
+    """Half-open ranges, ascending, laid one after the other in the target; counted in target elements."""
+    repeat: int = 1
+    """Target elements that each stored element becomes (a refined scale); stored index = target index // repeat."""
+
+    @property
+    def length(self) -> int:
+        """Target elements taken."""
+        return sum(stop - start for start, stop in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A region of a shard tensor, copied from one stored tensor, or from one stored tensor an expert."""
+
+    pattern: str
+    """Stored name; `{expert}` stands for the expert number where `experts` is given."""
+    experts: tuple[int, ...] | None
+    """Expert ids in the order in which they are stacked along the target's first dimension; None: not an expert."""
+    cuts: tuple[Cut, ...]
+    """One for each dimension of the stored tensor."""
+    at: tuple[int, ...]
+    """Where the region starts in the target, without the stacked dimension."""
+    tensors: np.ndarray[Any, np.dtype[np.int64]] = field(compare=False, repr=False)
+    """Numbers of the stored tensors in the checkpoint, one an expert, or one."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Extent of the region in the target, without the stacked dimension."""
+        return tuple(cut.length for cut in self.cuts)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTensor:
+    """One tensor of a shard file. Elements that no source covers are zero (only a padded vocabulary has such)."""
+
+    name: str
+    """Native name: `embed`, `layers.3.attn.qkv`, `layers.3.experts.gate_up.scale`, `norm`, `head`."""
+    dtype: str
+    """safetensors' word: BF16, F8_E4M3, F32, ..."""
+    shape: tuple[int, ...]
+    sources: tuple[Source, ...]
+    format: str | None = None
+    """Quantised storage format (`fp8_block`); None where the values are plain."""
+    part: str = "values"
+    """Which part of the parameter this is: values or scale."""
+    block: tuple[int, int] | None = None
+    """Rows and columns of values that share one scale, after refinement; the same on values and scale."""
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes."""
+        return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
+
+    @property
+    def layer(self) -> int | None:
+        """Layer number, None for tensors outside the layers."""
+        head, _, rest = self.name.partition(".")
+        return int(rest.split(".", 1)[0]) if head == "layers" else None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFile:
+    """One file of the output: shared by every rank whose coordinates agree with `place`."""
+
+    name: str
+    place: dict[str, int]
+    """The coordinates that the file stands for: stage and tp, or stage, ep, etp and, where replicas differ, edp."""
+    tensors: tuple[ShardTensor, ...]
+    """In file order: sizes that are multiples of 4096 first, in execution order, then the small ones."""
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes, the header not counted."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Stored tensors that no rank holds, and why."""
+
+    pattern: str
+    count: int
+    nbytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A whole plan laid out: every file, which rank reads which, what is left out."""
+
+    files: tuple[ShardFile, ...]
+    ranks: tuple[tuple[Coordinate, tuple[str, ...]], ...]
+    """Each rank's coordinate and the names of its files."""
+    skipped: tuple[Skipped, ...]

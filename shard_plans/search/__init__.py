@@ -1,0 +1,1 @@
+"""Choosing the parallel sizes and the stages for a cluster."""

@@ -1,0 +1,1 @@
+"""Tests of runtime, a file a module."""

@@ -1,0 +1,1 @@
+"""Tests of shard_plans, a file a module."""

@@ -1,0 +1,1 @@
+"""What several tests use: plans, converted outputs, the command, tampering, an oracle."""

@@ -1,0 +1,41 @@
+"""Tiny checkpoints converted by plans made from sizes, for the tests of the converter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from converter.convert import ConvertResult, convert
+from converter.streams.workers import Progress
+from shard_plans.checkpoints.checkpoint import open_checkpoint
+from shard_plans.documents.plan import Plan
+from shard_plans.families.binding import Binding, bind
+from shard_plans.families.family import load_family
+from shard_plans.placement.place import place
+from tests.tools.plans import make_plan
+
+
+def bound(folder: Path) -> Binding:
+    """The checkpoint in `folder` with its family."""
+    checkpoint = open_checkpoint(folder)
+    return bind(checkpoint, load_family(checkpoint.config))
+
+
+def converted(
+    folder: Path,
+    out: Path,
+    sizes: Mapping[str, int] | None = None,
+    mtp: str = "keep",
+    workers: int = 2,
+    plan: Plan | None = None,
+    progress: Progress | None = None,
+) -> ConvertResult:
+    """Convert the checkpoint in `folder` into `out`, by a plan of these sizes or the plan given."""
+    binding = bound(folder)
+    plan = plan or make_plan(binding, sizes, mtp)
+    return convert(binding.checkpoint, binding, plan, place(binding, plan), out, workers, progress)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file under `folder`, by its path there."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

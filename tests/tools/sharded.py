@@ -1,0 +1,97 @@
+"""Runs an output's virtual ranks and keeps what every one of them computed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from converter.verbs import convert
+from runtime.blocks.context import RankContext
+from runtime.blocks.router import Routing
+from runtime.blocks.weights import LayerWeights
+from runtime.comm.comm import Comm
+from runtime.comm.virtual import VirtualWorld
+from runtime.loading.loader import Loader, LoadOptions
+from runtime.opened import open_output
+from runtime.passes import RankRun, forward_pass
+from shard_plans.families.model import Layer
+
+CPU = torch.device("cpu")
+
+
+@dataclass(slots=True)
+class Watch:
+    """Keeps the routing and the output of every layer of one rank."""
+
+    routes: dict[int, Tensor] = field(default_factory=dict)
+    hidden: dict[int, Tensor] = field(default_factory=dict)
+
+    def before(self, layer: Layer) -> None:
+        """Nothing to do."""
+
+    def after(self, layer: Layer, weights: LayerWeights, start: Tensor, out: Tensor, routing: Routing | None) -> None:
+        """Keep them."""
+        self.hidden[layer.index] = out
+        if routing is not None:
+            self.routes[layer.index] = routing.indices
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What the ranks computed."""
+
+    logits: list[Tensor]
+    """Of every rank of the last stage."""
+    watches: list[Watch]
+    """One a rank."""
+
+
+def run_output(out: Path, ids: Tensor, compute: torch.dtype = torch.float32) -> Computed:
+    """One prefill of ids [tokens] over all virtual ranks of `out`."""
+    opened = open_output(out)
+    grid = opened.plan.grid
+    watches = [Watch() for _ in range(grid.world)]
+    options = LoadOptions(CPU)
+    with Loader(out, opened.root, range(grid.world), len(opened.model.forward_layers), options) as loader:
+
+        def rank(comm: Comm) -> Tensor | None:
+            at = grid.coordinate(comm.rank)
+            ctx = RankContext(grid, at, comm, opened.model, opened.plan.experts, compute, CPU)
+            run = RankRun(ctx, loader, opened.plan.stages, lockstep=True)
+            return forward_pass(run, ids, torch.arange(len(ids)), None, watches[comm.rank])
+
+        found = VirtualWorld(grid.world).run(rank)
+    return Computed([scores for scores in found if scores is not None], watches)
+
+
+def convert_tiny(source: Path, out: Path, sizes: Mapping[str, int]) -> None:
+    """Convert by parallel sizes alone."""
+    known = {axis: sizes.get(axis) for axis in ("tp", "pp", "dp", "ep", "etp")}
+    assert set(sizes) <= set(known)
+    convert(source, out, tp=known["tp"], pp=known["pp"], dp=known["dp"], ep=known["ep"], etp=known["etp"])
+
+
+def relative(ours: Tensor, reference: Tensor) -> float:
+    """||ours - reference|| / ||reference||."""
+    return float((ours.double() - reference.double()).norm() / reference.double().norm())
+
+
+def expected(folder: Path) -> dict[str, Tensor]:
+    """What transformers computed for a tiny checkpoint."""
+    return dict(load_file(folder / "reference.safetensors"))
+
+
+def expected_routes(reference: Mapping[str, Tensor]) -> dict[int, Tensor]:
+    """Layer -> the experts that transformers chose [tokens, k], in ascending order."""
+    found = {}
+    for name, tensor in reference.items():
+        match = re.fullmatch(r"router\..*\.layers\.(\d+)\..*\.indices", name)
+        if match:
+            found[int(match[1])] = tensor.sort(dim=-1).values
+    return found
