@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from converter.check import check
 from converter.forward.grouping import Group, make_groups
 from converter.forward.scatter import scatter
 from converter.forward.shard_file import FileLayout, lay_out
 from converter.forward.tied import check_tied
-from converter.output.carry import carried_names, carry_documents, carry_files, document_names
+from converter.output.carry import FAMILY, carried_names, carry_documents, carry_files, document_names
 from converter.output.folder import Identity, OutputFolder
 from converter.output.partial import PARTIAL, check_space, reserve
 from converter.streams.hashing import Digest, hash_bytes
@@ -38,7 +39,7 @@ from shard_plans.documents.manifest import (
 )
 from shard_plans.documents.plan import Plan, format_plan, plan_digest
 from shard_plans.documents.shard_manifest import format_shard_manifest
-from shard_plans.errors import CheckpointError, PlanError
+from shard_plans.errors import CheckpointError, OutputError, PlanError
 from shard_plans.families.binding import Binding
 from shard_plans.placement.shards import Placement
 
@@ -90,8 +91,11 @@ def convert(
     output = OutputFolder(out, identity, [*shards, *manifests, *others])
     tensors = sum(len(layout.file.tensors) for layout in layouts)
     skipped = sum(item.count for item in placement.skipped)
-    if output.finished() is not None:
-        return ConvertResult(0, 0, time.monotonic() - started, len(placement.ranks), tensors, skipped)
+    found = output.finished()
+    if found is not None:
+        _confirm(found, checkpoint, binding, out, workers, progress)
+        took = time.monotonic() - started
+        return ConvertResult(checkpoint.total_bytes, 0, took, len(placement.ranks), tensors, skipped)
     if binding.doubled is not None:
         check_tied(checkpoint, binding.doubled)
     groups = make_groups(layouts, checkpoint)
@@ -116,6 +120,27 @@ def convert(
     return ConvertResult(
         move.bytes_read, move.bytes_written, time.monotonic() - started, len(placement.ranks), tensors, skipped
     )
+
+
+def _confirm(
+    found: Manifest, checkpoint: Checkpoint, binding: Binding, out: Path, workers: int, progress: Progress | None
+) -> None:
+    """Make sure that the output in `out` is of these very bytes: another revision has the same names and shapes."""
+    table = next((document.xxh3 for document in found.documents if document.name == FAMILY), "none")
+    given = hash_bytes(binding.family.document.encode())
+    if table != given:
+        raise OutputError(
+            f"{out} was made with another family table (digest {table}, this one is {given}); "
+            f"choose another folder, or remove this one"
+        )
+    result = check(out, checkpoint.folder, workers, progress)
+    if not result.passed:
+        first = result.failures[0]
+        raise OutputError(
+            f"{out} holds a conversion by the same plan, but its bytes differ from {checkpoint.folder} "
+            f"({len(result.failures)} places, the first: {first.file} {first.tensor or ''}: {first.reason}); "
+            f"choose another folder, or remove this one"
+        )
 
 
 def _documents_size(checkpoint: Checkpoint) -> int:

@@ -12,7 +12,7 @@ def show_convert(result: ConvertResult) -> None:
     """What was moved, and how fast."""
     console = out()
     if not result.bytes_written:
-        console.print("this conversion lies there whole already; nothing was written")
+        console.print("the same conversion lies there whole; every byte was compared, nothing was written")
         return
     rate = result.bytes_written / result.seconds if result.seconds else 0.0
     console.print(

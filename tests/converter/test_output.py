@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from converter.convert import convert
 from converter.output import partial
 from converter.output.folder import LOCK, MARKER, Identity, OutputFolder
 from shard_plans.documents.plan import plan_digest
 from shard_plans.errors import OutputError, PlanError
+from shard_plans.placement.place import place
 from tests.conftest import MakeCheckpoint
 from tests.tools.converted import bound, contents, converted
 from tests.tools.plans import make_plan
@@ -28,7 +30,7 @@ def test_nothing_to_do_the_second_time(tiny: MakeCheckpoint, tmp_path: Path) -> 
     converted(tiny("llama"), tmp_path / "out", {"tp": 2})
     before = contents(tmp_path / "out")
     result = converted(tiny("llama"), tmp_path / "out", {"tp": 2})
-    assert (result.bytes_read, result.bytes_written, result.ranks) == (0, 0, 2)
+    assert (result.bytes_read, result.bytes_written, result.ranks) == (299904, 0, 2)
     assert contents(tmp_path / "out") == before
 
 
@@ -46,6 +48,28 @@ def test_the_output_of_another_checkpoint_is_refused(tiny: MakeCheckpoint, tmp_p
     converted(tiny("llama"), tmp_path)
     with pytest.raises(OutputError, match=r"of checkpoint [0-9a-f]{32}, not of .* of checkpoint [0-9a-f]{32}"):
         converted(tiny("qwen2"), tmp_path)
+
+
+def test_another_revision_of_the_same_shapes_is_refused(own_tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    """Names, shapes and config say nothing of the bytes: the plan and its fingerprint fit both revisions."""
+    folder = own_tiny("llama_single")
+    converted(folder, tmp_path / "out", {"tp": 2})
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        last = file.read(1)[0]
+        file.seek(-1, 2)
+        file.write(bytes([last ^ 1]))
+    with pytest.raises(OutputError, match=r"its bytes differ from .*llama_single \(2 places, the first: stage-0-tp-"):
+        converted(folder, tmp_path / "out", {"tp": 2})
+
+
+def test_the_output_of_another_family_table_is_refused(tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    binding = bound(tiny("llama"))
+    converted(tiny("llama"), tmp_path)
+    other = replace(binding, family=replace(binding.family, document=binding.family.document + "# changed"))
+    plan = make_plan(other)
+    with pytest.raises(OutputError, match="made with another family table"):
+        convert(other.checkpoint, other, plan, place(other, plan), tmp_path)
 
 
 def test_a_damaged_output_is_not_taken_for_whole(tiny: MakeCheckpoint, tmp_path: Path) -> None:
