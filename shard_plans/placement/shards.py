@@ -104,6 +104,19 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
+class Constant:
+    """A region of a stored tensor that is all zero and that no rank holds; conversion checks it, restore writes it."""
+
+    pattern: str
+    """Stored name."""
+    region: tuple[tuple[int, int], ...]
+    """Half-open range of each dimension of the stored tensor, in stored elements."""
+    tensors: np.ndarray[Any, np.dtype[np.int64]] = field(compare=False, repr=False)
+    """Numbers of the stored tensors in the checkpoint."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """A whole plan laid out: every file, which rank reads which, what is left out."""
 
@@ -111,3 +124,4 @@ class Placement:
     ranks: tuple[tuple[Coordinate, tuple[str, ...]], ...]
     """Each rank's coordinate and the names of its files."""
     skipped: tuple[Skipped, ...]
+    constants: tuple[Constant, ...] = ()
