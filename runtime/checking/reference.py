@@ -20,8 +20,9 @@ from runtime.blocks.weights import LayerWeights, Stored
 from runtime.loading.reading import as_stored, empty_bytes, fill, open_file
 from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.errors import CheckpointError, RuntimeFault
-from shard_plans.families.binding import Binding, Parameter, Part
+from shard_plans.families.binding import Binding
 from shard_plans.families.model import Layer
+from shard_plans.families.parameter import Parameter, Part
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,95 +11,30 @@ import xxhash
 
 from shard_plans.checkpoints.headers import brief, load_json
 from shard_plans.documents.digests import canonical_digest
+from shard_plans.documents.manifest_records import (
+    ROOT,
+    CarriedFile,
+    ConstantRegion,
+    Manifest,
+    ManifestFile,
+    RankFiles,
+    SourceFileRecord,
+    SourceRecord,
+)
 from shard_plans.documents.manifest_schema import RANK_KEYS, ROOT_FORMAT, schema_error
 from shard_plans.documents.shard_manifest import VERSION, ManifestTensor, Piece, ShardManifest, parse_shard_manifest
 from shard_plans.errors import CheckpointError, ManifestError
+from shard_plans.placement.experts import format_ids, parse_ids
 from shard_plans.placement.grid import Coordinate
 from shard_plans.placement.shards import Skipped
 
 __all__ = [
-    "ROOT", "CarriedFile", "Manifest", "ManifestFile", "ManifestTensor", "Piece", "RankFiles", "ShardManifest",
-    "SourceFileRecord", "SourceRecord", "format_manifest", "read_manifest", "read_shard_manifest", "root_digest",
+    "ROOT", "CarriedFile", "ConstantRegion", "Manifest", "ManifestFile", "ManifestTensor", "Piece", "RankFiles",
+    "ShardManifest", "SourceFileRecord", "SourceRecord", "format_manifest", "read_manifest", "read_shard_manifest", "root_digest",
 ]  # fmt: skip
 
-ROOT = "manifest.json"
 MANIFEST_LIMIT = 1 << 30
 """Bytes of a manifest; a larger one is refused unread."""
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFileRecord:
-    """One safetensors file of the checkpoint."""
-
-    name: str
-    size: int
-    """Bytes of the whole file."""
-    header: str
-    """xxh3-128 of its JSON header."""
-
-
-@dataclass(frozen=True, slots=True)
-class SourceRecord:
-    """The checkpoint that was converted."""
-
-    fingerprint: str
-    tensors: int
-    nbytes: int
-    files: tuple[SourceFileRecord, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CarriedFile:
-    """A whole file of the output with its digest; `name` is relative to the output folder, or to source/ if carried."""
-
-    name: str
-    size: int
-    xxh3: str
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestFile:
-    """One shard file and its manifest."""
-
-    name: str
-    manifest: str
-    """Name of the manifest file."""
-    size: int
-    """Bytes of the shard file."""
-    xxh3: str
-    """Digest of the manifest file's bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankFiles:
-    """What one rank reads."""
-
-    at: Coordinate
-    files: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """The root manifest."""
-
-    family: str
-    plan: str
-    """Digest of the plan."""
-    source: SourceRecord
-    carried: tuple[CarriedFile, ...]
-    ranks: tuple[RankFiles, ...]
-    files: tuple[ManifestFile, ...]
-    documents: tuple[CarriedFile, ...]
-    skipped: tuple[Skipped, ...]
-    digest: str = ""
-    """Of everything above; filled in when the manifest is read."""
-
-    def file(self, name: str) -> ManifestFile:
-        """The entry of the shard file `name`."""
-        for entry in self.files:
-            if entry.name == name:
-                return entry
-        raise ManifestError(f"{ROOT} lists no shard file {brief(name)}; it lists {len(self.files)}")
 
 
 def format_manifest(manifest: Manifest) -> bytes:
@@ -225,6 +159,9 @@ def _value(manifest: Manifest) -> dict[str, Any]:
         "documents": [_carried(file) for file in manifest.documents],
         "skipped": [{"pattern": item.pattern, "count": item.count, "bytes": item.nbytes, "reason": item.reason}
                     for item in manifest.skipped],
+        **({"constants": [{"pattern": item.pattern, "region": [list(span) for span in item.region],
+                           "reason": item.reason} for item in manifest.constants]} if manifest.constants else {}),
+        **({} if manifest.partial is None else {"partial": format_ids(manifest.partial)}),
     }  # fmt: skip
 
 
@@ -249,4 +186,7 @@ def _manifest(value: Mapping[str, Any]) -> Manifest:
         tuple(Skipped(entry["pattern"], entry["count"], entry["bytes"], entry["reason"])
               for entry in value["skipped"]),
         value["digest"],
+        tuple(ConstantRegion(entry["pattern"], tuple((a, b) for a, b in entry["region"]), entry["reason"])
+              for entry in value.get("constants", ())),
+        parse_ids(value["partial"]) if "partial" in value else None,
     )  # fmt: skip

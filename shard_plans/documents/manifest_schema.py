@@ -39,6 +39,7 @@ def _word(pattern: str) -> dict[str, Any]:
 _SIZE = {"type": "integer", "minimum": 0, "exclusiveMaximum": LARGEST}
 _HEX = _word(DIGEST.pattern)
 _NAME = _word(PLAIN_NAME.pattern)
+_SPAN = {"type": "array", "items": _SIZE, "minItems": 2, "maxItems": 2}
 _TEXT = {"type": "string", "minLength": 1, "maxLength": 1000}
 SCHEMA = _object(
     format={"const": ROOT_FORMAT},
@@ -58,6 +59,11 @@ SCHEMA = _object(
     skipped=_list(_object(pattern=_TEXT, count=_SIZE, bytes=_SIZE, reason=_TEXT)),
     digest=_HEX,
 )
+# Only where they say something, so that all other outputs stay what version 1 first was.
+SCHEMA["properties"] |= {
+    "constants": {**_list(_object(pattern=_TEXT, region=_list(_SPAN), reason=_TEXT)), "minItems": 1},
+    "partial": _word(r"[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*"),
+}
 _Validator = jsonschema.validators.extend(  # type: ignore[no-untyped-call]
     jsonschema.Draft202012Validator,
     # JSON Schema counts 1.0 as an integer, and Python doesn't

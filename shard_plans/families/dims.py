@@ -1,15 +1,15 @@
 """Dimensions of family tables: row-major products whose marked factor is dealt to ranks.
 
 `tp(heads)*(nope+rope)` is whole heads, `2*etp(ffn)` is [gate | up] halves, `etp(ffn)*2` interleaved pairs. Factors are
-written slowest first; parts of a sum lie one after the other. A dimension is read once and answers two questions: how
-long it is, and which runs of it a rank takes.
+written slowest first; parts of a sum lie one after the other; `+ zeros` at the end is a tail of zeros. A dimension is
+read once and answers two questions: how long it is, and which runs of it a rank takes.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shard_plans.errors import FamilyError, GridError
 
@@ -34,6 +34,8 @@ class Dim:
 
     terms: tuple[tuple[Factor, ...], ...]
     text: str
+    zeros: bool = False
+    """Stored longer than the terms say: a tail that must be all zero and that no rank holds."""
 
     def factors(self) -> Iterator[Factor]:
         """Every factor that is a number or a size, parentheses opened."""
@@ -78,10 +80,13 @@ def parse_dim(text: str) -> Dim:
             raise FamilyError(f"dimension {text!r} can't be read at {text[at:]!r}")
         tokens.append(match[1])
         at = match.end()
-    dim, rest = _sum(tokens, text, 0)
+    zeros = tokens[-2:] == ["+", "zeros"]
+    dim, rest = _sum(tokens[:-2] if zeros else tokens, text, 0)
     if rest:
         raise FamilyError(f"dimension {text!r} can't be read at {''.join(rest)!r}")
-    return dim
+    if any(factor.size == "zeros" for factor in dim.factors()):
+        raise FamilyError(f"dimension {text!r}: `zeros` stands alone, as the last part of a sum")
+    return replace(dim, zeros=zeros)
 
 
 def _sum(tokens: list[str], text: str, depth: int) -> tuple[Dim, list[str]]:

@@ -23,7 +23,7 @@ class Family:
     match: tuple[str, ...]
     """Values of config.model_type."""
     expect: Mapping[str, tuple[Any, ...]]
-    """Config keys that may be absent, but if present must hold one of these values."""
+    """Config keys (`.nested` too) that may be absent, but if present must hold one of these values."""
     sizes: Mapping[str, Any]
     """Size -> expression, or a list of alternatives."""
     uneven: Mapping[str, str]
@@ -38,6 +38,12 @@ class Family:
     """In execution order."""
     blocks: tuple[tuple[Section | None, Mapping[str, Any]], ...]
     """Words for the model (None) or a section; later ones win."""
+    text: str | None
+    """The config section of the language model: keys are looked up there first, then at the root."""
+    stored: str | None
+    """The only type of plain rows that don't state one."""
+    holes: Mapping[str, str]
+    """Hole of stored names, other than layer and expert -> the size that counts it."""
     document: str
     """The resolved table as YAML: what `extends` took over is written out."""
 
@@ -114,7 +120,7 @@ def _merge(base: dict[str, Any], change: dict[str, Any], where: str, trail: str 
 def _is_section(trail: str, key: str) -> bool:
     """Whether the dictionary under this key is merged key by key (rather than replaced as one value)."""
     if not trail:
-        return key in ("expect", "sizes", "uneven", "layers", "tensors", "blocks")
+        return key in ("expect", "sizes", "uneven", "layers", "tensors", "blocks", "holes")
     return trail in ("tensors / ", "blocks / ")
 
 
@@ -132,10 +138,15 @@ def parse_family(table: dict[str, Any]) -> Family:
         if not isinstance(values, dict):
             raise FamilyError(f"family {table['family']}: layers / {kind} lists no values")
     for row in rows:
+        if row.hole is not None and row.hole not in table.get("holes", {}):
+            raise FamilyError(
+                f"family {table['family']}: row {row.name!r} has the hole {row.hole}, which `holes` lacks"
+            )
         if row.section.kind is not None and row.section.kind[1] not in layers.get(row.section.kind[0], {}):
             raise FamilyError(f"family {table['family']}: row {row.name!r} is in a section of an undefined layer kind")
     blocks = tuple((None if text == "model" else parse_section(text), words) for text, words in table["blocks"].items())
     return Family(
         table["family"], tuple(table["match"]), {key: tuple(values) for key, values in table.get("expect", {}).items()},
-        table["sizes"], table.get("uneven", {}), count, mtp, layers, tuple(rows), blocks, dump_yaml(table),
+        table["sizes"], table.get("uneven", {}), count, mtp, layers, tuple(rows), blocks, table.get("text"),
+        table.get("stored"), table.get("holes", {}), dump_yaml(table),
     )  # fmt: skip

@@ -26,7 +26,10 @@ class Format:
     block: tuple[int, int]
     """Rows and columns of values that share one scale."""
     values_suffix: str
+    """Behind the row's name; empty where the values take the name of the plain tensor."""
     values_dtypes: tuple[str, ...]
+    pack: int
+    """Values in one stored element, along the columns."""
     scale_suffix: str
     scale_dtypes: tuple[str, ...]
 
@@ -50,7 +53,7 @@ def config_format(config: Mapping[str, Any]) -> Format | None:
                 continue
             block = evaluate(entry["block"], config)
         except MissingKey as missing:
-            if "block" in str(missing):
+            if "block" in str(missing) or "group" in str(missing):
                 raise ConfigError(
                     f"config.json: quantization_config is {name} without its block size: {missing}"
                 ) from missing
@@ -59,8 +62,10 @@ def config_format(config: Mapping[str, Any]) -> Format | None:
             raise ConfigError(f"config.json: quantisation block size {block!r}; two whole numbers above 0 are wanted")
         values, scale = entry["values"], entry["scale"]
         return Format(
-            name, (block[0], block[1]), values["suffix"], tuple(values["dtype"]), scale["suffix"], tuple(scale["dtype"])
-        )
-    method = config["quantization_config"]
-    word = method.get("quant_method") if isinstance(method, dict) else method
+            name, (block[0], block[1]), values["suffix"], tuple(values["dtype"]), int(values.get("pack", 1)),
+            scale["suffix"], tuple(scale["dtype"]),
+        )  # fmt: skip
+    section = config["quantization_config"]
+    words = [section.get(key) for key in ("quant_method", "format")] if isinstance(section, dict) else [section]
+    word = " ".join(str(word) for word in words if word is not None)
     raise ConfigError(f"config.json: quantization_config {word!r} is an unknown format; known: {', '.join(_formats())}")

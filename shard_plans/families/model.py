@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from shard_plans.errors import ConfigError, FamilyError
-from shard_plans.families.expressions import MissingKey, first_value
+from shard_plans.families.expressions import MissingKey, evaluate, first_value
 from shard_plans.families.family import Family
+from shard_plans.families.rows import Row
 from shard_plans.families.vocabulary import check_words
 
 
@@ -34,7 +35,7 @@ class Model:
     config: Mapping[str, Any]
     """config.json as read."""
     text: Mapping[str, Any]
-    """The section of the config that describes the language model (the whole config where there is only one)."""
+    """The keys of the config's text section, and behind them those of its root."""
     sizes: Mapping[str, int]
     """Named sizes of the table: hidden, vocab, heads, kv_heads, head_dim, experts, topk, ..."""
     layers: tuple[Layer, ...]
@@ -59,16 +60,24 @@ def bind_model(family: Family, config: Mapping[str, Any]) -> Model:
 
     Raises ConfigError for a key that is missing or holds what the table doesn't cover, FamilyError for unknown words.
     """
+    root, config = config, lookup(family, config)
     for key, allowed in family.expect.items():
-        value = config.get(key)
-        if value is not None and value not in allowed:
+        try:
+            value = evaluate(key, config)
+        except MissingKey:
+            continue
+        if value not in allowed:
             raise ConfigError(
                 f"config.json: {key} is {value!r}, the family table {family.name} covers "
                 f"{', '.join(map(repr, allowed))}"
             )
     sizes: dict[str, int] = {}
     for name, expression in family.sizes.items():
-        sizes[name] = _whole(first_value(expression, config), f"size {name}")
+        try:
+            sizes[name] = _whole(first_value(expression, config), f"size {name}")
+        except MissingKey:
+            if not _only_vision(family, name):
+                raise
     layers = []
     count = _whole(first_value(family.count, config), "the number of layers")
     extra = _whole(first_value(family.mtp["count"], config), "the number of MTP layers") if family.mtp else 0
@@ -83,12 +92,43 @@ def bind_model(family: Family, config: Mapping[str, Any]) -> Model:
         layers.append(Layer(index, kinds, words, mtp))
     words = {}
     for section, values in family.blocks:
-        if section is None:
+        if section is None or (section.stage == "vision" and holds(section.condition, config, sizes)):
             words.update(_fill(values, config))
     check_words(words, family.name, "blocks of the model")
     for layer in layers:
         check_words(layer.words, family.name, f"blocks of layer {layer.index}")
-    return Model(family.name, config, config, sizes, tuple(layers), words, bool(config.get("tie_word_embeddings")))
+    return Model(family.name, root, config, sizes, tuple(layers), words, bool(config.get("tie_word_embeddings")))
+
+
+def lookup(family: Family, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Where the table's keys are looked up: its text section, and behind that the root."""
+    section = config.get(family.text) if family.text is not None else None
+    if family.text is not None and not isinstance(section, Mapping):
+        raise ConfigError(
+            f"config.json lacks the section {family.text!r}, in which the family {family.name} is described"
+        )
+    return {**config, **{key: value for key, value in (section or {}).items() if value is not None}}
+
+
+def holds(condition: str | None, config: Mapping[str, Any], sizes: Mapping[str, int]) -> bool:
+    """Whether a condition of the table holds; a key that isn't there is a feature that isn't there."""
+    try:
+        return condition is None or bool(evaluate(condition, config, dict(sizes)))
+    except MissingKey:
+        return False
+
+
+def wanted(row: Row, model: Model) -> bool:
+    """Whether config.json says that the row is stored."""
+    return all(holds(condition, model.text, model.sizes) for condition in (row.section.condition, row.condition))
+
+
+def _only_vision(family: Family, size: str) -> bool:
+    """Whether a size is used by rows of the vision tower alone, so that a text-only config may lack it."""
+    rows = [row for row in family.rows if row.section.stage != "vision"]
+    used = {factor.size for row in rows for dim in row.dims for factor in dim.factors()}
+    vision = {factor.size for row in family.rows for dim in row.dims for factor in dim.factors()} - used
+    return size in vision or size in family.holes.values()
 
 
 def _whole(value: Any, what: str) -> int:
@@ -120,7 +160,7 @@ def _mtp_kinds(family: Family) -> dict[str, str]:
 def _words(family: Family, config: Mapping[str, Any], kinds: dict[str, str], mtp: bool) -> dict[str, Any]:
     words: dict[str, Any] = {}
     for section, values in family.blocks:
-        if section is not None and section.applies(kinds, mtp):
+        if section is not None and section.stage == "layer" and section.applies(kinds, mtp):
             words.update(_fill(values, config))
     return words
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from shard_plans.families.rows import Row
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 _NUMBER = re.compile(r"\.([0-9]+)(?=\.)")
-_HOLE = re.compile(r"\.(\{layer\}|\{expert\}|[0-9]+)(?=\.)")
+_HOLE = re.compile(r"\.(\{[a-z]+\}|[0-9]+)(?=\.)")
 _DIGITS = 7
 
 
@@ -27,7 +27,7 @@ class Entry:
     """Stored names of one shape (numbers left out): which rows claim them and which tensors have it."""
 
     claims: list[tuple[Row, str, tuple[str, ...]]] = field(default_factory=list)
-    """Row, part, and what stands at each number: `{layer}`, `{expert}` or digits."""
+    """Row, part, and what stands at each number: a hole or digits."""
     tensors: list[int] = field(default_factory=list)
     numbers: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -37,28 +37,31 @@ class Names:
     """Tensor numbers by row, part and layer."""
 
     found: dict[tuple[int, str, int | None], dict[int, int]]
-    """(identity of the row, part, layer) -> expert (0 where there is none) -> tensor number."""
+    """(identity of the row, part, layer or block) -> expert (0 where there is none) -> tensor number."""
     unmatched: list[int]
     layers_seen: set[int]
     suffixes: dict[str, str]
 
-    def take(self, row: Row, part: str, layer: int | None, model: Model) -> Numbers | None:
-        """Tensor numbers in expert order; None where none is stored. CheckpointError where some experts lack it."""
-        found = self.found.get((id(row), part, layer))
+    def take(self, row: Row, part: str, index: int | None, model: Model) -> Numbers | None:
+        """Tensor numbers in expert order; None where none is stored. CheckpointError where some experts lack it.
+
+        `part`: plain, or the values or the scale of the quantised format; `index`: the layer, or the tower's block.
+        """
+        found = self.found.get((id(row), part, index))
         if found is None:
             return None
         count = model.sizes["experts"] if row.per_expert else 1
         if len(found) < count:
             lost = next(number for number in range(count) if number not in found)
             raise CheckpointError(
-                f"tensor {self.stored_name(row, part, layer, lost)} is missing: {len(found)} of {count} experts have it"
+                f"tensor {self.stored_name(row, part, index, lost)} is missing: {len(found)} of {count} experts have it"
             )
         return np.fromiter((found[expert] for expert in range(count)), np.int64, count)
 
-    def stored_name(self, row: Row, part: str, layer: int | None, expert: int = 0) -> str:
-        """The name under which a part of the row is stored."""
-        name = row.name + (self.suffixes[part] if row.quant else "")
-        return name.replace("{layer}", str(layer)).replace("{expert}", str(expert))
+    def stored_name(self, row: Row, part: str, index: int | None, expert: int | None = 0) -> str:
+        """The name under which a part of the row is stored; without an expert its hole is kept."""
+        name = (row.name + self.suffixes[part]).replace(f"{{{row.hole or 'layer'}}}", str(index))
+        return name if expert is None else name.replace("{expert}", str(expert))
 
     def refuse_unmatched(self, checkpoint: Checkpoint, model: Model) -> None:
         """Raise CheckpointError for the first tensor that no row claims."""
@@ -70,28 +73,35 @@ class Names:
             )
 
 
-def match_names(checkpoint: Checkpoint, rows: Sequence[Row], model: Model, format: Format | None) -> Names:
-    """Give every stored tensor its row. Raises CheckpointError where two rows claim one name."""
-    suffixes = {"values": format.values_suffix if format else "", "scale": format.scale_suffix if format else ""}
+def match_names(
+    checkpoint: Checkpoint, rows: Sequence[Row], model: Model, format: Format | None, holes: Mapping[str, str]
+) -> Names:
+    """Give every stored tensor its row; `holes` says which size counts a hole that is neither layer nor expert.
+
+    Raises CheckpointError where two rows claim one name.
+    """
+    suffixes = {"plain": ""}
+    if format is not None:
+        suffixes |= {"values": format.values_suffix, "scale": format.scale_suffix}
     entries: dict[str, Entry] = {}
     for row in rows:
-        for part in ("values", "scale") if row.quant and format else ("values",):
-            name = row.name + (suffixes[part] if row.quant else "")
-            holes = tuple(_HOLE.findall(name))
-            entries.setdefault(_HOLE.sub(".#", name), Entry()).claims.append((row, part, holes))
+        for part, suffix in suffixes.items() if row.quant else [("plain", "")]:
+            if part == "values" and not suffix:
+                continue  # the plain name serves for both
+            entry = entries.setdefault(_HOLE.sub(".#", row.name + suffix), Entry())
+            entry.claims.append((row, part, tuple(_HOLE.findall(row.name + suffix))))
     names = Names({}, [], set(), suffixes)
     for tensor, name in enumerate(checkpoint.names):
-        entry = entries.get(_NUMBER.sub(".#", name))
+        found = entries.get(_NUMBER.sub(".#", name))
         digits = _NUMBER.findall(name)
-        if entry is None or any(len(d) > _DIGITS or (d[0] == "0" and d != "0") for d in digits):
+        if found is None or any(len(d) > _DIGITS or (d[0] == "0" and d != "0") for d in digits):
             names.unmatched.append(tensor)
         else:
-            entry.tensors.append(tensor)
-            entry.numbers.append(tuple(map(int, digits)))
-    experts = model.sizes.get("experts", 0)
+            found.tensors.append(tensor)
+            found.numbers.append(tuple(map(int, digits)))
     for entry in entries.values():
         for tensor, numbers in zip(entry.tensors, entry.numbers, strict=True):
-            _assign(names, checkpoint, entry, tensor, numbers, model, experts)
+            _assign(names, checkpoint, entry, tensor, numbers, model, holes)
     return names
 
 
@@ -102,38 +112,40 @@ def _assign(
     tensor: int,
     numbers: tuple[int, ...],
     model: Model,
-    experts: int,
+    counted: Mapping[str, str],
 ) -> None:
     taken: tuple[Row, str, int | None, int] | None = None
     for row, part, holes in entry.claims:
-        layer: int | None = None
+        index: int | None = None
         expert = 0
         for hole, number in zip(holes, numbers, strict=True):
             if hole == "{layer}":
-                layer = number
+                if number >= len(model.layers):
+                    break
+                at, index = model.layers[number], number
+                if not row.section.applies(at.kinds, at.mtp):
+                    break
             elif hole == "{expert}":
                 expert = number
+                if expert >= model.sizes.get("experts", 0):
+                    break
+            elif hole.startswith("{"):
+                index = number
+                if number >= model.sizes.get(counted[hole[1:-1]], 0):
+                    break
             elif int(hole) != number:
                 break
         else:
-            if layer is not None:
-                if layer >= len(model.layers):
-                    continue
-                at = model.layers[layer]
-                if not row.section.applies(at.kinds, at.mtp):
-                    continue
-            if row.per_expert and expert >= experts:
-                continue
             if taken is not None:
                 raise CheckpointError(
                     f"tensor {checkpoint.names[tensor]} matches two rows of the family {model.family}: "
                     f"{taken[0].role} and {row.role}"
                 )
-            taken = (row, part, layer, expert)
+            taken = (row, part, index, expert)
     if taken is None:
         names.unmatched.append(tensor)
         return
-    row, part, layer, expert = taken
-    if layer is not None:
-        names.layers_seen.add(layer)
-    names.found.setdefault((id(row), part, layer), {})[expert] = tensor
+    row, part, index, expert = taken
+    if index is not None and row.hole is None:
+        names.layers_seen.add(index)
+    names.found.setdefault((id(row), part, index), {})[expert] = tensor

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 from shard_plans.families.dims import extent
-from shard_plans.families.expressions import MissingKey, evaluate
 from shard_plans.families.family import Family
-from shard_plans.families.model import Model
-from shard_plans.families.rows import Row, bias_row
+from shard_plans.families.model import Model, wanted
+from shard_plans.families.rows import bias_row
 
 
 def expected_parameters(family: Family, model: Model) -> int:
@@ -19,18 +18,11 @@ def expected_parameters(family: Family, model: Model) -> int:
     total = 0
     rows = [r for row in family.rows for r in ((row, bias_row(row)) if row.bias else (row,))]
     for row in rows:
-        if row.optional or not _wanted(row, model) or (row.tied is not None and model.tied):
+        if row.optional or not wanted(row, model) or (row.tied is not None and model.tied):
             continue
-        places = 1
+        places = model.sizes[family.holes[row.hole]] if row.hole is not None else 1
         if row.section.stage == "layer":
             places = sum(row.section.applies(dict(layer.kinds), False) for layer in model.forward_layers)
         experts = model.sizes["experts"] if row.per_expert else 1
         total += places * experts * math.prod(extent(dim, model.sizes) for dim in row.dims)
     return total
-
-
-def _wanted(row: Row, model: Model) -> bool:
-    try:
-        return row.condition is None or bool(evaluate(row.condition, model.config, dict(model.sizes)))
-    except MissingKey:
-        return False  # a key that isn't there is a feature that isn't there

@@ -10,9 +10,13 @@ from shard_plans.errors import FamilyError
 from shard_plans.families.dims import Dim, parse_dim
 
 DTYPE_FLAGS = ("F32", "BF16", "F16", "I64")
-STAGES = ("first", "layer", "last")
+STAGES = ("first", "layer", "last", "vision")
 _ROLE = re.compile(r"[a-z_]+(\.[A-Za-z_0-9]+)*")
-_SECTION = re.compile(r"(?P<stage>[a-z]+)(?P<mtp> mtp)?(?: (?P<kind>[a-z_]+)=(?P<value>[a-z_0-9]+))?(?: \([a-z ]+\))?")
+_SECTION = re.compile(
+    r"(?P<stage>[a-z]+)(?P<mtp> mtp)?(?: (?P<kind>[a-z_]+)=(?P<value>[a-z_0-9]+))?(?: if (?P<condition>[^()]+))?"
+    r"(?: \([a-z ]+\))?"
+)
+HOLE = re.compile(r"\{([a-z]+)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +24,11 @@ class Section:
     """Where rows or block words apply: a stage, all its layers, one layer kind, or the MTP layers alone."""
 
     stage: str
+    """first, layer, last, or vision (which lies on the first stage)."""
     mtp: bool = False
     kind: tuple[str, str] | None = None
+    condition: str | None = None
+    """The section exists only where this expression holds."""
 
     def applies(self, kinds: Mapping[str, str], mtp: bool) -> bool:
         """Whether a layer with these kinds is meant."""
@@ -33,7 +40,7 @@ class Row:
     """One stored name, or one a layer and expert."""
 
     name: str
-    """Stored name with the holes {layer} and {expert}."""
+    """Stored name with the holes {layer} and {expert}, or one that the table names ({block})."""
     role: str
     section: Section
     dims: tuple[Dim, ...]
@@ -59,14 +66,21 @@ class Row:
         """Whether the stored name has a hole for the expert number."""
         return "{expert}" in self.name
 
+    @property
+    def hole(self) -> str | None:
+        """The name's hole that is neither {layer} nor {expert}: the blocks of a tower are counted in it."""
+        return next((hole for hole in HOLE.findall(self.name) if hole not in ("layer", "expert")), None)
+
 
 def parse_section(text: str) -> Section:
     """`layer ffn=moe` -> Section; FamilyError where it can't be read."""
     match = _SECTION.fullmatch(text)
     if match is None or match["stage"] not in STAGES:
-        raise FamilyError(f"section {text!r}: write first, last, layer, `layer mtp` or `layer KIND=VALUE`")
+        raise FamilyError(
+            f"section {text!r}: write first, last, layer, `layer mtp`, `layer KIND=VALUE` or vision, then `if EXPR`"
+        )
     kind = (match["kind"], match["value"]) if match["kind"] else None
-    return Section(match["stage"], bool(match["mtp"]), kind)
+    return Section(match["stage"], bool(match["mtp"]), kind, match["condition"])
 
 
 def parse_row(name: str, text: str, section: Section, prefix: str) -> Row:

@@ -38,6 +38,9 @@ FAMILY_SCHEMA: dict[str, Any] = {
             "additionalProperties": _KIND,
         },
         "prefix": {"type": "string"},
+        "text": _NAME,
+        "stored": {"enum": ["BF16", "F16", "F32"]},
+        "holes": {"type": "object", "propertyNames": _NAME, "additionalProperties": _NAME},
         "tensors": {
             "type": "object",
             "additionalProperties": {"type": "object", "additionalProperties": {"type": ["string", "null"]}},

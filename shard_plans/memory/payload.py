@@ -8,8 +8,9 @@ from collections.abc import Iterable
 
 from shard_plans.checkpoints.dtypes import DTYPE_BITS
 from shard_plans.documents.plan import Plan
-from shard_plans.families.binding import Binding, Parameter
+from shard_plans.families.binding import Binding
 from shard_plans.families.dims import Share
+from shard_plans.families.parameter import Parameter
 from shard_plans.placement.cuts import Cutter
 
 Key = tuple[object, ...]
@@ -34,8 +35,8 @@ class Payload:
         self._shared = {layer: self._count(layered.get((layer, False), ())) for layer in layers}
         self._expert = {layer: self._count(layered.get((layer, True), ())) for layer in layers}
         outside = [p for p in parameters if p.layer is None]
-        self._first = self._count(p for p in outside if p.stage == "first")
-        self._last = self._count(p for p in outside if p.stage != "first")
+        self._first = self._count(p for p in outside if p.stage != "last")
+        self._last = self._count(p for p in outside if p.stage == "last")
         self._tied = self._count(p for p in outside if p.role == "embed" and model.tied)
 
     def _count(self, parameters: Iterable[Parameter]) -> Counts:
@@ -66,7 +67,7 @@ class Payload:
         return self._bytes(self._expert[layer], "etp", etp)
 
     def first(self, tp: Share) -> int:
-        """What a tp member of the first stage holds outside the layers: the embedding."""
+        """What a tp member of the first stage holds outside the layers: the embedding and a vision tower."""
         return self._bytes(self._first, "tp", tp)
 
     def last(self, tp: Share, apart: bool) -> int:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from shard_plans.errors import PlanError
-from shard_plans.families.binding import Parameter, Part
-from shard_plans.families.dims import Dim, Share, Taken, take
+from shard_plans.families.dims import Dim, Share, Taken, extent, take
 from shard_plans.families.model import Model
+from shard_plans.families.parameter import Parameter, Part
 from shard_plans.placement.shards import Cut
 
 
@@ -52,12 +52,14 @@ class Cutter:
         """
         dims = tuple(dim.text for dim in parameter.dims)
         axes = {axis for dim in parameter.dims for axis, _ in dim.marks}
-        key = (dims, parameter.block, len(parameter.parts), *((a, shares[a]) for a in sorted(axes) if a in shares))
+        key = (dims, parameter.format, len(parameter.parts), *((a, shares[a]) for a in sorted(axes) if a in shares))
         if key not in self._known:
             self._blocks[key] = block = self._refined_block(parameter, shares)
             taken = [take(dim, self.model.sizes, self.uneven, shares) for dim in parameter.dims]
             self._known[key] = tuple(
-                _values(taken) if part.kind == "values" else _scale(taken, parameter.block or (1, 1), block or (1, 1))
+                _values(taken, parameter)
+                if part.kind == "values"
+                else _scale(taken, parameter.block or (1, 1), block or (1, 1))
                 for part in parameter.parts
             )
         parts = zip(parameter.parts, self._known[key], strict=True)
@@ -68,7 +70,8 @@ class Cutter:
         if parameter.block is None:
             return None
         refined = []
-        for dim, stored, block in zip(parameter.dims[-2:], parameter.parts[0].shape[-2:], parameter.block, strict=True):
+        for dim, block in zip(parameter.dims[-2:], parameter.block, strict=True):
+            stored = extent(dim, self.model.sizes)
             borders = {border for axis, _ in dim.marks if axis in shares for border in self._borders(dim, axis, shares)}
             refined.append(math.gcd(block, *(border for border in borders if border != stored)))
         if self.strict_blocks and tuple(refined) != parameter.block:
@@ -86,8 +89,18 @@ class Cutter:
         return {border for t in taken for run in t.runs for border in run}
 
 
-def _values(taken: list[Taken]) -> tuple[tuple[Cut, ...], tuple[int, ...]]:
-    return tuple(Cut(t.runs) for t in taken), tuple(t.length for t in taken)
+def _values(taken: list[Taken], parameter: Parameter) -> tuple[tuple[Cut, ...], tuple[int, ...]]:
+    """The values taken, in stored elements: a packed element must not be cut."""
+    pack = parameter.format.pack if parameter.format is not None else 1
+    last = taken[-1]
+    if any(border % pack for run in last.runs for border in run):
+        raise PlanError(
+            f"{parameter.parts[0].pattern}: this plan cuts its columns at {last.runs}, inside an element of {pack} "
+            f"packed values; choose a smaller tp or etp"
+        )
+    runs = tuple((start // pack, stop // pack) for start, stop in last.runs)
+    cuts = (*(Cut(t.runs) for t in taken[:-1]), Cut(runs))
+    return cuts, (*(t.length for t in taken[:-1]), last.length // pack)
 
 
 def _scale(

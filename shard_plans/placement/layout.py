@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shard_plans.checkpoints.dtypes import DTYPE_BITS
-from shard_plans.families.binding import Parameter
+from shard_plans.families.parameter import Parameter
 from shard_plans.placement.cuts import ParameterCut
 from shard_plans.placement.shards import ShardTensor, Source
 
@@ -69,8 +69,8 @@ def _fusable(members: Sequence[Held]) -> bool:
 def _stack(role: str, members: Sequence[Held]) -> list[ShardTensor]:
     """Members laid one after the other along their rows, a shard tensor for each part; experts stacked before that."""
     first = members[0]
-    layer = first.parameter.layer
-    stem = role if layer is None else f"layers.{layer}.{role}"
+    stem = _stem(role, first.parameter)
+    format = first.parameter.format.name if first.parameter.format is not None else None
     tensors = []
     for number, part in enumerate(first.cut.parts):
         sources, rows = [], 0
@@ -85,11 +85,16 @@ def _stack(role: str, members: Sequence[Held]) -> list[ShardTensor]:
             shape = (len(first.experts), *shape)
         name = stem if part.part.kind == "values" else f"{stem}.{part.part.kind}"
         tensors.append(
-            ShardTensor(
-                name, part.part.dtype, shape, tuple(sources), first.parameter.format, part.part.kind, first.cut.block
-            )
+            ShardTensor(name, part.part.dtype, shape, tuple(sources), format, part.part.kind, first.cut.block)
         )
     return tensors
+
+
+def _stem(role: str, parameter: Parameter) -> str:
+    """Native name: `layers.3.attn.qkv`, `vision.5.qkv`, `norm`."""
+    if parameter.layer is not None:
+        return f"layers.{parameter.layer}.{role}"
+    return role if parameter.number is None else role.replace(".", f".{parameter.number}.", 1)
 
 
 def file_order(tensors: Sequence[ShardTensor]) -> tuple[ShardTensor, ...]:

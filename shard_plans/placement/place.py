@@ -8,12 +8,13 @@ from dataclasses import replace
 
 from shard_plans.documents.plan import Plan
 from shard_plans.errors import GridError
-from shard_plans.families.binding import Binding, Parameter
-from shard_plans.families.dims import Share, divides
+from shard_plans.families.binding import Binding
+from shard_plans.families.dims import Share, divides, extent
+from shard_plans.families.parameter import Parameter
 from shard_plans.placement.cuts import Cutter
 from shard_plans.placement.grid import Grid
 from shard_plans.placement.layout import Held, file_order, layer_tensors
-from shard_plans.placement.shards import Placement, ShardFile, ShardTensor, Skipped
+from shard_plans.placement.shards import Constant, Placement, ShardFile, ShardTensor, Skipped
 
 
 def place(binding: Binding, plan: Plan) -> Placement:
@@ -44,7 +45,7 @@ def place(binding: Binding, plan: Plan) -> Placement:
         )
         names = [by_place[key] for place in places if (key := tuple(place.items())) in by_place]
         ranks.append((at, tuple(names)))
-    return Placement(tuple(files), tuple(ranks), skipped(binding, plan))
+    return Placement(tuple(files), tuple(ranks), skipped(binding, plan), constants(binding, plan))
 
 
 def stage_parameters(binding: Binding, plan: Plan, stage: int) -> list[Parameter]:
@@ -54,7 +55,7 @@ def stage_parameters(binding: Binding, plan: Plan, stage: int) -> list[Parameter
     kept = []
     for parameter in binding.parameters:
         if parameter.layer is None:
-            wanted = stage == 0 if parameter.stage == "first" else is_last
+            wanted = is_last if parameter.stage == "last" else stage == 0
             if parameter.role == "embed" and binding.model.tied and is_last and stage:
                 parameter, wanted = replace(parameter, role="head"), True
         elif parameter.stage == "mtp":
@@ -63,7 +64,14 @@ def stage_parameters(binding: Binding, plan: Plan, stage: int) -> list[Parameter
             wanted = first <= parameter.layer < last
         if wanted:
             kept.append(parameter)
-    return sorted(kept, key=lambda p: math.inf if p.role in ("norm", "head") else -1 if p.layer is None else p.layer)
+    return sorted(kept, key=_order)
+
+
+def _order(parameter: Parameter) -> tuple[float, int]:
+    """Execution order: embedding and tower, the layers, then norm and head."""
+    if parameter.layer is not None:
+        return parameter.layer, 0
+    return (math.inf if parameter.stage == "last" or parameter.role == "head" else -1), parameter.number or 0
 
 
 def _expert_files(plan: Plan, stage: int, experts: list[Parameter], cutter: Cutter) -> Iterator[ShardFile]:
@@ -85,7 +93,7 @@ def _expert_files(plan: Plan, stage: int, experts: list[Parameter], cutter: Cutt
 def _file(stem: str, place: dict[str, int], held: Iterator[Held]) -> ShardFile:
     by_layer: dict[object, list[Held]] = {}
     for h in held:
-        where = h.parameter.layer if h.parameter.layer is not None else h.parameter.role
+        where = h.parameter.layer if h.parameter.layer is not None else (h.parameter.role, h.parameter.number)
         by_layer.setdefault(where, []).append(h)
     tensors: list[ShardTensor] = [tensor for group in by_layer.values() for tensor in layer_tensors(group)]
     return ShardFile(f"{stem}.safetensors", place, file_order(tensors))
@@ -98,6 +106,19 @@ def skipped(binding: Binding, plan: Plan) -> tuple[Skipped, ...]:
     reason = "multi-token-prediction layer left out by --mtp drop"
     parameters = [parameter for parameter in binding.parameters if parameter.stage == "mtp"]
     return tuple(Skipped(part.pattern, len(part.tensors), part.nbytes, reason) for p in parameters for part in p.parts)
+
+
+def constants(binding: Binding, plan: Plan) -> tuple[Constant, ...]:
+    """The tails of zeros that no rank holds."""
+    found = []
+    for parameter in binding.parameters:
+        part = parameter.parts[0]
+        for axis, dim in enumerate(parameter.dims):
+            used = extent(dim, binding.model.sizes)
+            if dim.zeros and used < part.shape[axis] and not (parameter.stage == "mtp" and plan.mtp == "drop"):
+                region = tuple((used if a == axis else 0, length) for a, length in enumerate(part.shape))
+                found.append(Constant(part.pattern, region, part.tensors, f"{parameter.role}: zeros behind its {used}"))
+    return tuple(found)
 
 
 def check_divides(binding: Binding, grid: Grid) -> None:

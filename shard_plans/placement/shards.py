@@ -53,7 +53,7 @@ class ShardTensor:
     """One tensor of a shard file. Elements that no source covers are zero (only a padded vocabulary has such)."""
 
     name: str
-    """Native name: `embed`, `layers.3.attn.qkv`, `layers.3.experts.gate_up.scale`, `norm`, `head`."""
+    """Native name: `embed`, `layers.3.attn.qkv`, `layers.3.experts.gate_up.scale`, `vision.5.qkv`, `head`."""
     dtype: str
     """safetensors' word: BF16, F8_E4M3, F32, ..."""
     shape: tuple[int, ...]

@@ -120,9 +120,9 @@ def test_the_first_difference_is_named(tmp_path: Path, change: Callable[[Tensors
     ("change", "kind", "words"),
     [
         (
-            lambda c: c.update(model_type="kimi_k3"),
+            lambda c: c.update(model_type="mamba2"),
             FamilyError,
-            "'kimi_k3' is an unknown architecture; known: deepseek_v3",
+            "'mamba2' is an unknown architecture; known: deepseek_v3",
         ),
         (lambda c: c.pop("num_local_experts"), ConfigError, "lacks 'num_local_experts'"),
         (
