@@ -9,11 +9,14 @@ from converter.check import CheckResult
 from converter.check import check as check_output
 from converter.convert import ConvertResult
 from converter.convert import convert as convert_placed
+from converter.forward.selection import parse_ranks
+from converter.options import ConvertOptions
 from converter.restore import RestoreResult
 from converter.restore import restore as restore_output
 from converter.streams.workers import Progress
 from shard_plans.documents.plan import Plan, read_plan
 from shard_plans.documents.plan_check import check_plan
+from shard_plans.errors import PlanError
 from shard_plans.memory.needs import with_ledger
 from shard_plans.placement.grid import make_grid
 from shard_plans.placement.place import place
@@ -36,19 +39,25 @@ def convert(
     mtp: str = "keep",
     strict_blocks: bool = False,
     family: AnyPath | None = None,
+    ranks: str | None = None,
     workers: int = 4,
     progress: Progress | None = None,
 ) -> ConvertResult:
     """Write the shard files of a plan, or of the sizes given, into the folder `out`."""
+    options = ConvertOptions(parse_ranks(ranks) if ranks is not None else None)
     binding = open_binding(checkpoint, family)
     if plan is None:
         plan = make_plan(binding, make_grid(tp, pp, dp, ep, etp), mtp, strict_blocks)
-    elif not isinstance(plan, Plan):
-        plan = read_plan(Path(plan))
+    else:
+        given = {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "etp": etp}
+        clash = [name for name, size in given.items() if size is not None]
+        if clash:
+            raise PlanError(f"a plan and {', '.join(clash)} were both given; the plan says the sizes already")
+        plan = plan if isinstance(plan, Plan) else read_plan(Path(plan))
     check_plan(plan, binding)
     placement = place(binding, plan)
     plan = with_ledger(plan, binding)
-    return convert_placed(binding.checkpoint, binding, plan, placement, Path(out), workers, progress)
+    return convert_placed(binding.checkpoint, binding, plan, placement, Path(out), workers, progress, options)
 
 
 def check(out: AnyPath, deep: AnyPath | None = None, progress: Progress | None = None) -> CheckResult:

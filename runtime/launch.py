@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -15,7 +16,7 @@ from runtime.comm.distributed import DistributedComm, under_torchrun
 from runtime.comm.virtual import VirtualWorld
 from runtime.session import Job, Outcome, run_rank
 from shard_plans import errors
-from shard_plans.errors import ReshardError, RuntimeFault
+from shard_plans.errors import OtherRankStopped, ReshardError
 
 T = TypeVar("T")
 
@@ -51,7 +52,7 @@ def run_ranks(job: Job, comm: DistributedComm | None) -> Outcome:
     try:
         return run_rank(job, comm)
     except RuntimeError as fault:
-        raise RuntimeFault(f"rank {comm.rank} stopped, most likely because another one did: {fault}") from fault
+        raise OtherRankStopped(f"rank {comm.rank} stopped, most likely because another one did: {fault}") from fault
 
 
 def room(device: torch.device) -> int:
@@ -59,8 +60,21 @@ def room(device: torch.device) -> int:
     if device.type != "cpu":
         found = getattr(module(device.type), "mem_get_info", None)
         return int(found()[0]) // 2 if found is not None else 0
+    return _available() // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _available() -> int:
+    """Bytes that this process may still take: what the kernel calls available, and what its control group leaves."""
+    words = _words("/proc/meminfo").partition("MemAvailable:")[2].split()
+    limits = [int(words[0]) * 1024] if words and words[0].isdigit() else []
+    most, used = (_words(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
+    if most.isdigit() and used.isdigit():
+        limits.append(max(0, int(most) - int(used)))
+    return min(limits, default=0)
+
+
+def _words(path: str) -> str:
     try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return 0
-    return free // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return Path(path).read_text()
+    except OSError:
+        return ""

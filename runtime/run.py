@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from runtime.opened import Opened, open_output
 from runtime.session import Job, Outcome
 from runtime.text import TOKENIZER, Tokenizer, end_tokens
 from shard_plans.checkpoints.checkpoint import open_checkpoint
+from shard_plans.documents.manifest import ROOT
 from shard_plans.errors import CheckpointError, ManifestError, OutputError, RuntimeFault
 from shard_plans.families.binding import bind
 
@@ -97,7 +99,13 @@ def verify_and_run(options: RunOptions) -> RunResult:
     Raises ReshardError for what can't be run as asked; what was run and found wrong is a failed check.
     """
     began = time.monotonic()
-    request = _request(options)
+    try:
+        request = _request(options)
+    except ManifestError as fault:
+        if not (options.out / ROOT).is_file():
+            raise
+        found = Check("hashes", False, 1.0, 0.0, str(fault), "the output's documents are damaged; nothing was run")
+        return RunResult(False, (found,), reports=os.environ.get("RANK", "0") == "0")
     with ExitStack() as stack:
         comm: DistributedComm | None = None
         if one_rank_a_process():
@@ -122,6 +130,12 @@ def _request(options: RunOptions) -> _Request:
         raise RuntimeFault(f"--compute {options.compute} isn't known; known are {', '.join(COMPUTE)}")
     if options.max_new_tokens is not None and options.max_new_tokens < 0:
         raise RuntimeFault(f"--max-new-tokens is {options.max_new_tokens}; it can't be negative")
+    if options.logits_out is not None:
+        folder = options.logits_out.absolute().parent
+        if not os.access(folder, os.W_OK):
+            raise OutputError(
+                f"--logits-out {options.logits_out.name}: the folder {folder} isn't there or can't be written"
+            )
     opened = open_output(options.out)
     check_model(opened.model)
     device = open_device(options.device)

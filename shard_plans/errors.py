@@ -45,10 +45,8 @@ class RuntimeFault(ReshardError):
     """The forward pass can't be run as asked: a device, backend, block or input is missing."""
 
 
-class DoesNotFit(ReshardError):
-    """No legal placement fits the cluster; the message says what is too large by how much."""
-
-    exit_code = 1
+class OtherRankStopped(RuntimeFault):
+    """This rank had to stop because another one did, which says why itself."""
 
 
 class CheckFailed(ReshardError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from shard_plans.console import emit
-from shard_plans.errors import ReshardError
+from shard_plans.errors import OtherRankStopped, ReshardError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -18,14 +19,15 @@ family_option = click.option("--family", type=click.Path(), help="A family table
 
 
 class Verb(click.Command):
-    """A verb whose faults are one sentence on stderr (and one object under --json) and an exit code."""
+    """A verb whose faults are one sentence on stderr and an exit code; under --json also one object, from rank 0."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; a ReshardError ends it with the error's exit code."""
         try:
             return super().invoke(ctx)
         except ReshardError as error:
-            if ctx.params.get("as_json"):
+            silent = os.environ.get("RANK", "0") != "0" or isinstance(error, OtherRankStopped)
+            if ctx.params.get("as_json") and not silent:
                 emit({"error": {"kind": type(error).__name__, "message": str(error)}})
             click.echo(f"reshard {self.name}: {error}", err=True)
             sys.exit(error.exit_code)

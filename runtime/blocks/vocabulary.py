@@ -33,7 +33,7 @@ def embed(ctx: RankContext, weights: LayerWeights, ids: Tensor) -> Tensor:
     here = (local >= 0) & (local < rows)
     values = table.values if table.format is None else dense(table, ctx.compute)
     picked = values[local.clamp(0, rows - 1)].to(ctx.compute)
-    return ctx.reduce_tp(picked * here[:, None])
+    return ctx.reduce_tp(picked.masked_fill(~here[:, None], 0))  # not a product: another rank's inf must not spread
 
 
 def logits(ctx: RankContext, weights: LayerWeights, x: Tensor) -> Tensor:

@@ -37,12 +37,12 @@ def cosine(ours: Tensor, reference: Tensor) -> float:
 
 
 def layer_error(start: Tensor, ours: Tensor, reference: Tensor) -> tuple[float, int]:
-    """Worst relative error of what a layer added to one token, and the token; all [tokens, hidden].
+    """Worst relative error of what a layer added to one token, and the token; all [tokens, .., hidden].
 
-    Both sides started from `start`, so the error is measured against the layer's own contribution: the residual stream,
+    Both sides added to `start`, so the error is measured against the layer's own contribution: the residual stream,
     which is often far larger, can't dilute it. A contribution below FLOOR of the stream is measured against that.
     """
-    start, ours, reference = _wide(start), _wide(ours), _wide(reference)
+    start, ours, reference = (_wide(x).flatten(1) for x in (start, ours, reference))
     added = torch.maximum((reference - start).norm(dim=-1), FLOOR * reference.norm(dim=-1))
     errors = (ours - reference).norm(dim=-1) / added.clamp_min(torch.finfo(torch.float64).tiny)
     if not bool(torch.isfinite(errors).all()):

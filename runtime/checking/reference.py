@@ -31,9 +31,9 @@ class Record:
 
     layer: Layer
     start: Tensor
-    """The layer's input [tokens, hidden]."""
+    """The stream into the layer [tokens, .., hidden]."""
     out: Tensor
-    """Its output [tokens, hidden]."""
+    """The stream out of it."""
     routing: Routing | None
     """Where the tokens went, if the layer is a mixture of experts."""
 
@@ -56,9 +56,8 @@ class StoredWeights:
         for parameter in self._layers.get(place, ()):
             if roles is None or parameter.role in roles:
                 parts = {part.kind: self._part(part, parameter.per_expert).to(device) for part in parameter.parts}
-                weights[parameter.role] = Stored(
-                    parts["values"], parts.get("scale"), parameter.format, parameter.block
-                )  # fmt: skip
+                format = None if parameter.format is None else parameter.format.name
+                weights[parameter.role] = Stored(parts["values"], parts.get("scale"), format, parameter.block)
         return weights
 
     def _part(self, part: Part, stacked: bool) -> Tensor:
@@ -75,7 +74,8 @@ class StoredWeights:
             fill(self._handles[file], path, int(checkpoint.starts[number]), view[at : at + size], CheckpointError)
             at += size
         self.bytes_read += at
-        return as_stored(flat, part.dtype, (len(sizes), *part.shape) if stacked else part.shape)
+        stacks = (len(sizes),) if stacked else ()
+        return as_stored(flat, part.dtype, (*stacks, *part.shape))[tuple(map(slice, (*stacks, *part.used)))]
 
     def close(self) -> None:
         """Close every file."""
@@ -102,7 +102,7 @@ class Reference:
         return self._weights.bytes_read
 
     def begin(self, ids: Tensor) -> Tensor:
-        """Embed the ids [tokens] and start over at the first layer; returns [tokens, hidden]."""
+        """Embed the ids [tokens] and start over at the first layer; returns the stream into it."""
         device = self.context.device
         ids = ids.to(device)
         self._layers = iter(self.context.model.forward_layers)

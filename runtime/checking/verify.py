@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from runtime.blocks import forward
+from runtime.blocks import forward, stream
 from runtime.blocks.forward import Routing
 from runtime.blocks.weights import LayerWeights
 from runtime.checking.checks import Measure, worst
@@ -39,7 +41,7 @@ class Ladder:
         self.run, self.ctx = run, run.ctx
         self._compare, self._reference = compare, reference
         self._wide = reference_dtype(run.ctx.compute)
-        self._shape = (len(ids), run.ctx.size("hidden"))
+        self._tokens = len(ids)
         self._positions = torch.arange(len(ids), device=run.ctx.device)
         self._start = self._out = torch.empty(0)
         if compare:
@@ -72,7 +74,7 @@ class Ladder:
         self._routing = None
         if layer.words.get("ffn") == "moe":
             found = record.routing if record is not None else None
-            comm, tokens = self.ctx.comm, self._shape[0]
+            comm, tokens = self.ctx.comm, self._tokens
             ids = comm.broadcast(
                 None if found is None else found.indices, 0, (tokens, self.ctx.size("topk")), torch.int64
             )  # fmt: skip
@@ -86,15 +88,17 @@ class Ladder:
         """Compare the layer's result end to end, then run it again on the reference's own input."""
         if routing is not None:
             near = relative_margin(routing) <= NOISE[self.ctx.compute]
-            self.untied = min(self.untied, *near.nonzero().flatten().tolist(), self._shape[0])
+            self.untied = min(self.untied, *near.nonzero().flatten().tolist(), self._tokens)
         if not self._compare:
             return
         alone, alone_routing = forward.run_layer(
             self.ctx, layer, weights, self._start.to(self.ctx.compute), None, self._positions
         )
         where = f"layer {layer.index}, rank {self.ctx.at.rank}"
-        if exact(self.ctx.compute):
-            self._compare_exact(where, out, routing, alone, alone_routing)
+        if alone.shape != self._out.shape or out.shape != self._out.shape:
+            self._note_shape(where, alone, out)
+        elif exact(self.ctx.compute):
+            self._compare_exact(where, layer, out, routing, alone, alone_routing)
         else:
             self._note("layers", cosine(alone, self._out), where, high=False)
             self._note("hidden", cosine(out, self._out), where, high=False)
@@ -104,9 +108,10 @@ class Ladder:
                 self._note("routing", 1 - len(routed.wrong) / max(1, routed.tokens), where, high=False)
 
     def _compare_exact(
-        self, where: str, out: Tensor, routing: Routing | None, alone: Tensor, alone_routing: Routing | None
-    ) -> None:
-        kept = torch.ones(self._shape[0], dtype=torch.bool)
+        self, where: str, layer: Layer, out: Tensor, routing: Routing | None, alone: Tensor,
+        alone_routing: Routing | None,
+    ) -> None:  # fmt: skip
+        kept = torch.ones(self._tokens, dtype=torch.bool)
         experts: Tensor | None = None
         if self._routing is not None and routing is not None and alone_routing is not None:
             noise = NOISE[self.ctx.compute]
@@ -117,10 +122,11 @@ class Ladder:
             kept[list(routed.ties)] = False
             experts = alone_routing.indices
             drifted = self._routed(routing, max(noise, DRIFT * min(self._drift, NOISE[torch.float32] * 100)))
-            self.clean = min(self.clean, *drifted.ties, self._shape[0])
+            self.clean = min(self.clean, *drifted.ties, self._tokens)
         if bool(kept.any()):
             rows = kept.nonzero().flatten()
-            error, row = layer_error(self._start.cpu()[rows], alone.cpu()[rows], self._out.cpu()[rows])
+            base = stream.carry(self.ctx.model, layer, self._start)
+            error, row = layer_error(base.cpu()[rows], alone.cpu()[rows], self._out.cpu()[rows])
             token = int(rows[row])
             words = f"{where}, token {token}"
             if experts is not None:
@@ -146,8 +152,22 @@ class Ladder:
             f"{sorted(ids[token].tolist())} by a margin of {float(margin[token]):.1e}"
         )
 
+    def _note_shape(self, where: str, alone: Tensor, out: Tensor) -> None:
+        """Streams of another width than the reference's can't be compared; that they differ is the finding."""
+        high = exact(self.ctx.compute)
+        for check, x in (("layers", alone), ("hidden", out)):
+            if x.shape != self._out.shape:
+                words = f"{where}: {x.shape[1]} vectors a token, the reference has {self._out.shape[1]}"
+                self._note(check, math.inf if high else -1.0, words, high)
+
     def _share(self, x: Tensor | None) -> Tensor:
-        return self.ctx.comm.broadcast(x, 0, self._shape, self._wide)
+        """Rank 0's stream on all ranks. How wide it is the reference says: a rank's own model may be wrong there."""
+        comm, hidden = self.ctx.comm, self.ctx.size("hidden")
+        if stream.vectors(self.ctx.model, 0) is None:
+            return comm.broadcast(x, 0, (self._tokens, hidden), self._wide)
+        mine = None if x is None else torch.tensor([x.shape[1]], device=x.device)
+        width = int(comm.broadcast(mine, 0, (1,), torch.int64))
+        return comm.broadcast(x, 0, (self._tokens, width, hidden), self._wide)
 
     def _note(self, check: str, value: float, where: str, high: bool = True) -> None:
         new = Measure(check, value, where)

@@ -30,6 +30,9 @@ class Part:
     """Stored name; `{expert}` is kept."""
     dtype: str
     shape: tuple[int, ...]
+    """As stored."""
+    used: tuple[int, ...]
+    """What of it means something: shorter than `shape` where a dimension ends in a tail of zeros."""
     tensors: Numbers = field(compare=False, repr=False)
     """Numbers of the stored tensors in the checkpoint: one an expert in order, or one."""
 
@@ -107,7 +110,8 @@ def make_parameter(
     shape = _stored_shape(checkpoint, row, values, model)
     if scale is None or format is None:
         plain_types = (row.dtype,) if row.dtype is not None else context.plain
-        parts, format = [_part(checkpoint, "values", where, values, shape, plain_types)], None
+        used = tuple(extent(dim, model.sizes) for dim in row.dims)
+        parts, format = [_part(checkpoint, "values", where, values, shape, plain_types, used)], None
     else:
         parts = _quantised(checkpoint, where, values, shape, format)
         grid = (*shape[:-2], -(-shape[-2] // format.block[0]), -(-shape[-1] // format.block[1]))
@@ -156,7 +160,13 @@ def _because(row: Row, model: Model) -> str:
 
 
 def _part(
-    checkpoint: Checkpoint, kind: str, pattern: str, tensors: Numbers, shape: tuple[int, ...], dtypes: tuple[str, ...]
+    checkpoint: Checkpoint,
+    kind: str,
+    pattern: str,
+    tensors: Numbers,
+    shape: tuple[int, ...],
+    dtypes: tuple[str, ...],
+    used: tuple[int, ...] | None = None,
 ) -> Part:
     """Check the stored tensors of a part against the formula; all experts must share one type."""
     dtype = checkpoint.dtypes[int(tensors[0])]
@@ -177,4 +187,4 @@ def _part(
                 f"{checkpoint.folder}: tensor {name} is stored as {checkpoint.dtypes[number]}, "
                 f"{checkpoint.names[int(tensors[0])]} as {dtype}; experts of one layer must share a type to be stacked"
             )
-    return Part(kind, pattern, dtype, shape, tensors)
+    return Part(kind, pattern, dtype, shape, used if used is not None else shape, tensors)

@@ -54,9 +54,15 @@ def kv_cache(layer: Layer, model: Model, grid: Grid, workload: Workload) -> int:
     Grouped-query attention keeps max(1, kv_heads / tp) heads of keys and values: heads fewer than tp are repeated.
     Latent attention (MLA) keeps kv_lora + rope numbers a token, whole on every tp rank. A replica serves
     ceil(concurrency / dp) sequences of `context` tokens; a layer with a window keeps at most
-    window - 1 + prefill_chunk of each. Sources: vLLM's AttentionSpec, MLAAttentionSpec and SlidingWindowSpec.
+    window - 1 + prefill_chunk of each. Kimi delta attention (KDA) keeps no tokens but a state a sequence: the last
+    taps - 1 inputs of its three convolutions in bf16, and heads / tp matrices of dim x dim in fp32.
+    Sources: vLLM's AttentionSpec, MLAAttentionSpec, SlidingWindowSpec and kda_state_shape.
     """
     sizes, words = model.sizes, layer.words
+    sequences = -(-workload.concurrency // grid.dp)
+    if words["attn"] == "kda":
+        heads, dim = -(-_size(model, "kda_heads") // grid.tp), _size(model, "kda_dim")
+        return sequences * heads * dim * (3 * (_size(model, "taps") - 1) * COMPUTE + 4 * dim)
     if words["attn"] == "gqa":
         width = 2 * -(-_size(model, "kv_heads") // grid.tp) * sizes["head_dim"]
     elif words["attn"] == "mla":
@@ -66,31 +72,45 @@ def kv_cache(layer: Layer, model: Model, grid: Grid, workload: Workload) -> int:
     tokens = workload.context
     if words.get("window"):
         tokens = min(tokens, int(words["window"]) - 1 + workload.prefill_chunk)
-    return width * tokens * -(-workload.concurrency // grid.dp) * KV_DTYPES[workload.kv_dtype]
+    return width * tokens * sequences * KV_DTYPES[workload.kv_dtype]
 
 
 def activations(layer: Layer, model: Model, grid: Grid, workload: Workload) -> int:
     """Bytes that a layer's forward pass holds at its peak, for one step of prefill.
 
-    The residual stream and its norm, tokens x 2 hidden, and the larger of
-    attention: q, k, v and the output; for MLA the latents, q, the expanded k and v, the output;
+    The residual stream and its norm, tokens x 2 hidden (more where the stream carries a bank of earlier sums), and the
+    larger of attention: q, k, v and the output; for MLA the latents, q, the expanded k and v, the output; for KDA q, k
+    and v before and after their convolutions, decay, gate and output;
     feed-forward: gate, up and their product, tokens x 3 ffn / tp; for experts (rows that arrive) x (2 hidden +
     3 expert_ffn / etp), and the shared expert beside them. Attention scores aren't stored (flash attention).
     """
     tokens, sizes, tp = step_tokens(grid, workload), model.sizes, grid.tp
     heads = -(-_size(model, "heads") // tp)
+    row = expert_row(model)
     if layer.words["attn"] == "gqa":
         attention = (2 * heads + 2 * -(-sizes["kv_heads"] // tp)) * sizes["head_dim"]
+    elif layer.words["attn"] == "kda":
+        attention = 9 * -(-sizes["kda_heads"] // tp) * sizes["kda_dim"]
     else:
         expanded = heads * (2 * (sizes["nope"] + sizes["rope"]) + 2 * sizes["v_dim"])
         attention = sizes["q_lora"] + sizes["kv_lora"] + sizes["rope"] + expanded
     if layer.words["ffn"] == "moe":
-        width = 2 * sizes["hidden"] + -(-3 * sizes["expert_ffn"] // grid.etp)
+        width = 2 * row + -(-3 * sizes["expert_ffn"] // grid.etp)
         forward = arriving_rows(model, grid, workload) * width
         forward += tokens * -(-3 * sizes.get("shared_ffn", 0) // tp)
     else:
         forward = tokens * -(-3 * sizes["ffn"] // tp)
-    return COMPUTE * (tokens * 2 * sizes["hidden"] + max(tokens * attention, forward))
+    return COMPUTE * (tokens * (stream(model, layer.index) + 1) * sizes["hidden"] + max(tokens * attention, forward))
+
+
+def stream(model: Model, layer: int) -> int:
+    """Hidden vectors a token before a layer: one, and with AttnRes the bank of ceil(layer / res_block) sums."""
+    return 1 + (-(-layer // int(model.words["res_block"])) if "res_block" in model.words else 0)
+
+
+def expert_row(model: Model) -> int:
+    """Numbers that a token sends to an expert: the hidden size, or the latent one that experts work in."""
+    return model.sizes.get("latent", model.sizes["hidden"])
 
 
 def logits(model: Model, grid: Grid, workload: Workload) -> int:
@@ -103,7 +123,7 @@ def communication(model: Model, grid: Grid, workload: Workload) -> int:
     """Bytes of collective libraries and of buffers in flight.
 
     COMMUNICATOR for each kind of group with more than one rank; tp: an all-reduce's tokens x hidden and the fixed
-    buffer; pp: what is sent and what is received; experts: rows sent and rows that arrive, both ways.
+    buffer; pp: the stream that is sent and the one received; experts: rows sent and rows that arrive, both ways.
     """
     tokens, row = step_tokens(grid, workload), COMPUTE * model.sizes["hidden"]
     experts = bool(model.sizes.get("experts"))
@@ -112,10 +132,10 @@ def communication(model: Model, grid: Grid, workload: Workload) -> int:
     if grid.tp > 1:
         need += tokens * row + CUSTOM_ALL_REDUCE
     if grid.pp > 1:
-        need += 2 * tokens * row
+        need += 2 * tokens * row * stream(model, len(model.forward_layers))
     if experts and grid.ep * grid.etp > 1:
         sent = -(-tokens // grid.tp) * model.sizes["topk"]
-        need += 2 * row * (sent + arriving_rows(model, grid, workload))
+        need += 2 * COMPUTE * expert_row(model) * (sent + arriving_rows(model, grid, workload))
     return need
 
 
@@ -137,7 +157,7 @@ def stage_need(model: Model, grid: Grid, workload: Workload, stage: int, layers:
     kinds: dict[object, list[Layer]] = {}
     for layer in run:
         kinds.setdefault(tuple(sorted(_words(layer).items())), []).append(layer)
-    peak = max((activations(alike[0], model, grid, workload) for alike in kinds.values()), default=0)
+    peak = max((activations(alike[-1], model, grid, workload) for alike in kinds.values()), default=0)
     return Need(
         sum(len(alike) * kv_cache(alike[0], model, grid, workload) for alike in kinds.values()),
         peak + (logits(model, grid, workload) if stage == grid.pp - 1 else 0),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from shard_plans.documents.plan import Plan
 from shard_plans.errors import GridError
 from shard_plans.families.binding import Binding
-from shard_plans.families.dims import Share, divides, extent
+from shard_plans.families.dims import Share, divides
 from shard_plans.families.parameter import Parameter
 from shard_plans.placement.cuts import Cutter
 from shard_plans.placement.grid import Grid
@@ -113,9 +113,8 @@ def constants(binding: Binding, plan: Plan) -> tuple[Constant, ...]:
     found = []
     for parameter in binding.parameters:
         part = parameter.parts[0]
-        for axis, dim in enumerate(parameter.dims):
-            used = extent(dim, binding.model.sizes)
-            if dim.zeros and used < part.shape[axis] and not (parameter.stage == "mtp" and plan.mtp == "drop"):
+        for axis, (used, stored) in enumerate(zip(part.used, part.shape, strict=True)):
+            if used < stored and not (parameter.stage == "mtp" and plan.mtp == "drop"):
                 region = tuple((used if a == axis else 0, length) for a, length in enumerate(part.shape))
                 found.append(Constant(part.pattern, region, part.tensors, f"{parameter.role}: zeros behind its {used}"))
     return tuple(found)

@@ -236,3 +236,20 @@ def test_an_untold_partial_rope_is_refused() -> None:
 
 def test_latent_norms_ignore_the_models_eps() -> None:
     assert MLA["rms_norm_eps"] != make("v3_dense").layer.words["latent_eps"]
+
+
+def test_an_infinite_row_of_another_rank_does_not_spread() -> None:
+    """A token's row lies on one rank; the row that stands in for it elsewhere must not matter, whatever it holds."""
+    oracle = make("llama")
+    sizes = {**oracle.model.sizes, "vocab": 8, "hidden": 4}
+    oracle = replace(oracle, model=replace(oracle.model, sizes=sizes))
+    table = torch.randn(8, 4)
+    table[4] = torch.inf  # rank 1's first row, which stands in for each token that lies on rank 0
+    ids = torch.tensor([1, 7])
+
+    def rank(comm: Comm) -> Tensor:
+        ctx = context(oracle, make_grid(tp=2), comm)
+        return embed(ctx, {"embed": Stored(table[comm.rank * 4 : comm.rank * 4 + 4], None, None, None)}, ids)
+
+    for found in VirtualWorld(2).run(rank):
+        assert torch.equal(found, table[ids])

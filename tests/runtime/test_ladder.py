@@ -23,7 +23,7 @@ def output(tiny: MakeCheckpoint, tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def forge(monkeypatch: pytest.MonkeyPatch, margin: float, spoil: float = 0.0) -> None:
+def forge(monkeypatch: pytest.MonkeyPatch, margin: float, spoil: float = 0.0, token: int = TOKEN) -> None:
     """Let the reference say that it sent one token elsewhere, by that margin, with another result."""
     honest = Reference.next_layer
 
@@ -33,9 +33,9 @@ def forge(monkeypatch: pytest.MonkeyPatch, margin: float, spoil: float = 0.0) ->
             return record
         assert record.routing is not None
         ids, margins, out = record.routing.indices.clone(), record.routing.margin.clone(), record.out.clone()
-        ids[TOKEN, 0] = next(expert for expert in range(8) if expert not in ids[TOKEN])
-        margins[TOKEN] = margin
-        out[TOKEN] += spoil
+        ids[token, 0] = next(expert for expert in range(8) if expert not in ids[token])
+        margins[token] = margin
+        out[token] += spoil
         return replace(record, out=out, routing=replace(record.routing, indices=ids, margin=margins))
 
     monkeypatch.setattr(Reference, "next_layer", next_layer)
@@ -56,6 +56,17 @@ def test_a_near_tie_is_counted_apart(output: Path, tiny: MakeCheckpoint, monkeyp
     assert checks["logits"].passed
     assert f"over {TOKEN} tokens" in checks["logits"].note
     assert any(f"sent token {TOKEN} to other experts" in sentence for sentence in result.not_checked)
+
+
+def test_a_near_tie_of_the_first_token_leaves_nothing_to_compare_and_does_not_pass(
+    output: Path, tiny: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forge(monkeypatch, 1e-9, token=0)
+    result = verify(output, tiny("mixtral"))
+    failed = {check.name: check.note for check in result.checks if not check.passed}
+    assert not result.passed
+    assert set(failed) == {"hidden", "logits"}
+    assert "give another prompt" in failed["logits"]
 
 
 def test_a_route_that_rounding_cannot_explain_fails(

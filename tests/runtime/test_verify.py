@@ -23,6 +23,7 @@ from shard_plans.search.search import make_plan
 from shard_plans.verbs import open_binding
 from tests.conftest import MakeCheckpoint
 from tests.tools import tamper
+from tests.tools.cli import RunCli
 from tests.tools.sharded import convert_tiny, expected, relative
 
 SIZES = {"tp": 2, "pp": 2, "ep": 2}
@@ -223,6 +224,27 @@ def test_a_replica_with_other_experts_is_caught_without_a_reference(tiny: MakeCh
     result = verify_and_run(RunOptions(tmp_path / "out"))
     assert failed(result) == {"replicas"}
     match(r"replica 1 \(rank 1\) against replica 0, token \d+", checks(result)["replicas"].where)
+
+
+def test_a_damaged_document_is_a_failed_check_not_bad_input(output: Path, run_cli: RunCli) -> None:
+    """Whichever rank's manifest it is: the last one's is read before the ranks start."""
+    for name in ("stage-0-tp-0.json", sorted(output.glob("stage-*.json"))[-1].name, "source/config.json", "plan.yaml"):
+        path = output / name
+        kept = path.read_bytes()
+        path.write_bytes(kept[:-2] + bytes([kept[-2] ^ 1]) + kept[-1:])
+        ran = run_cli("verify-and-run", output, "--json", code=1)
+        assert [(check["name"], check["passed"]) for check in ran.json["checks"]] == [("hashes", False)]
+        assert Path(name).name in ran.json["checks"][0]["where"]
+        path.write_bytes(kept)
+    (output / "manifest.json").unlink()
+    run_cli("verify-and-run", output, code=2)
+
+
+def test_logits_are_refused_before_the_run_where_they_can_not_be_written(
+    output: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    ran = run_cli("verify-and-run", output, "--logits-out", tmp_path / "none" / "logits.safetensors", code=2)
+    assert "isn't there or can't be written" in ran.stderr
 
 
 def test_another_checkpoint_as_reference_is_refused(output: Path, tiny: MakeCheckpoint) -> None:

@@ -81,15 +81,15 @@ def test_dropping_mtp_saves_its_layer(run_cli: RunCli, tmp_path: Path) -> None:
 
 
 def test_an_unknown_architecture_is_refused(run_cli: RunCli, tmp_path: Path) -> None:
-    folder = tmp_path / "kimi-k3"
+    folder = tmp_path / "unknown"
     folder.mkdir()
     text = {"model_type": "kimi_linear", "num_hidden_layers": 1, "hidden_size": 8, "vocab_size": 16}
-    config = {"model_type": "kimi_k3", "architectures": ["KimiK3ForConditionalGeneration"], "text_config": text}
+    config = {"model_type": "nobody_knows", "architectures": ["NobodyKnowsForCausalLM"], "text_config": text}
     (folder / "config.json").write_text(json.dumps(config))
     write_sparse(folder / "model.safetensors", [("language_model.model.embed_tokens.weight", "BF16", [16, 8])])
     plan = tmp_path / "plan.yaml"
     ran = run_cli("plan-memory", folder, "--cluster", "4x8:80GB", "-o", plan, code=2)
-    assert "kimi_k3" in ran.stderr
+    assert "nobody_knows" in ran.stderr
     for known in ("llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3"):
         assert known in ran.stderr
     assert not plan.exists()
