@@ -11,7 +11,7 @@ from shard_plans.errors import GridError, PlanError
 from shard_plans.families.binding import Binding
 from shard_plans.families.dims import Share
 from shard_plans.memory.cluster import Cluster
-from shard_plans.memory.needs import kv_cache, ledger, stage_need
+from shard_plans.memory.needs import activations, kv_cache, ledger, logits, stage_need
 from shard_plans.memory.payload import Payload
 from shard_plans.placement.experts import ExpertPlacement, contiguous
 from shard_plans.placement.grid import Grid, divisors, make_grid
@@ -119,7 +119,8 @@ def _candidate(payload: Payload, grid: Grid, workload: Workload, mtp: str) -> Ca
     """Balanced stages for a grid, and the need of its fullest rank."""
     model = payload.binding.model
     costs, first, last = _costs(payload, grid, workload, mtp)
-    stages = balance(costs, grid.pp, first, last)
+    peaks = [activations(layer, model, grid, workload) for layer in model.forward_layers]
+    stages = balance(costs, grid.pp, first, last + logits(model, grid, workload), peaks)
     need = 0
     for stage, (start, stop) in enumerate(stages):
         held = sum(costs[start:stop]) + (first if stage == 0 else 0) + (last if stage == grid.pp - 1 else 0)

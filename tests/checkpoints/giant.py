@@ -1,22 +1,23 @@
 """Full-size checkpoints as sparse files, real in names, shapes, dtypes and lengths.
 
-`python -m tests.checkpoints.giant OUT`. Holes read as zeros. DeepSeek-V3 is 689 GB long and takes some 20 MB of disk;
-never copy one with a tool that fills holes.
+`python -m tests.checkpoints.giant OUT`. Holes read as zeros. DeepSeek-V3 is 689 GB long and takes some 20 MB of disk,
+Kimi K3 is 1.56 TB long and takes 130 MB; never copy one with a tool that fills holes.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 Stored = tuple[str, str, list[int]]
 """Name, dtype, shape."""
-WIDTH = {"BF16": 2, "F32": 4, "F8_E4M3": 1}
+WIDTH = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1}
 CONFIGS = Path(__file__).parent / "configs"
 
 
@@ -97,14 +98,39 @@ def qwen3_moe(c: dict[str, Any]) -> Iterator[Stored]:
     yield from [("model.norm.weight", "BF16", [h]), ("lm_head.weight", "BF16", outside)]
 
 
-GIANTS = {"deepseek-v3": (deepseek_v3, 4_300_000_000), "qwen3-235b": (qwen3_moe, 4_000_000_000)}
+def kimi_k3(c: dict[str, Any]) -> Iterator[Stored]:
+    """All of Kimi K3 by the patterns of its published index (kimi-k3-tensors.tsv); a layer's tensors together."""
+    text = c["text_config"]
+    with (CONFIGS / "kimi-k3-tensors.tsv").open() as file:
+        rows = [(row["pattern"], row["dtype"], [*map(int, row["shape"].split(","))], row["layers"]) for row in
+                csv.DictReader(file, delimiter="\t")]  # fmt: skip
+    mla = set(text["linear_attn_config"]["full_attn_layers"])
+    for layer in range(text["num_hidden_layers"]):
+        kinds = {"all", "mla" if layer + 1 in mla else "kda", "moe" if layer else "first"}
+        for pattern, dtype, shape, where in rows:
+            if where in kinds:
+                for expert in range(text["num_experts"] if "{e}" in pattern else 1):
+                    yield pattern.replace("{i}", str(layer)).replace("{e}", str(expert)), dtype, shape
+    for pattern, dtype, shape, where in rows:
+        if where in ("-", "blocks"):
+            for block in range(c["vision_config"]["vt_num_hidden_layers"] if where == "blocks" else 1):
+                yield pattern.replace("{b}", str(block)), dtype, shape
+
+
+GIANTS = {
+    "deepseek-v3": (deepseek_v3, 4_300_000_000),
+    "qwen3-235b": (qwen3_moe, 4_000_000_000),
+    "kimi-k3": (kimi_k3, 17_500_000_000),
+}
 """Name -> (tensors, bytes a file)."""
 
 
-def make_giant(name: str, folder: Path) -> None:
-    """Write the giant `name` into `folder`: config.json, sparse files, index."""
+def make_giant(name: str, folder: Path, change: Callable[[dict[str, Any]], None] | None = None) -> None:
+    """Write the giant `name` into `folder`: config.json (changed on the way), sparse files, index."""
     tensors, limit = GIANTS[name]
     config = json.loads((CONFIGS / f"{name}.json").read_text())
+    if change is not None:
+        change(config)
     folder.mkdir(parents=True, exist_ok=True)
     files: list[list[Stored]] = [[]]
     total = size = 0

@@ -132,7 +132,7 @@ def test_caches_of_repeated_heads_windows_types_and_replicas() -> None:
     windowed = model(1, {"attn": "gqa", "window": 11}, kv_heads=2, head_dim=64)
     assert cached(windowed, make_grid(), Workload(100, 8, prefill_chunk=40)) == one // 2
     with pytest.raises(FamilyError, match="isn't known"):
-        cached(model(1, {"attn": "kda"}), make_grid(), Workload())
+        cached(model(1, {"attn": "unheard_of"}), make_grid(), Workload())
     with pytest.raises(FamilyError, match="kv_heads"):
         cached(model(1, {"attn": "gqa"}), make_grid(), Workload())
 

@@ -25,8 +25,8 @@ from tests.shard_plans.test_memory import bound, laid_out
 SMALL = Workload(64, 4, prefill_chunk=64)
 
 
-def worst(costs: list[int], edges: tuple[int, ...], first: int, last: int) -> int:
-    sums = [sum(costs[a:b]) for a, b in pairwise(edges)]
+def worst(costs: list[int], edges: tuple[int, ...], first: int, last: int, peaks: list[int]) -> int:
+    sums = [sum(costs[a:b]) + max(peaks[a:b], default=0) for a, b in pairwise(edges)]
     sums[0] += first
     sums[-1] += last
     return max(sums)
@@ -34,18 +34,26 @@ def worst(costs: list[int], edges: tuple[int, ...], first: int, last: int) -> in
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.lists(st.integers(0, 1000), min_size=1, max_size=8), st.integers(1, 8), st.integers(0, 500), st.integers(0, 500)
+    st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), min_size=1, max_size=8),
+    st.integers(1, 8),
+    st.integers(0, 500),
+    st.integers(0, 500),
+    st.booleans(),
 )
-def test_no_partition_has_a_cheaper_worst_stage(costs: list[int], stages: int, first: int, last: int) -> None:
+def test_no_partition_has_a_cheaper_worst_stage(
+    layers: list[tuple[int, int]], stages: int, first: int, last: int, peaked: bool
+) -> None:
+    costs, peaks = [cost for cost, _ in layers], [peak for _, peak in layers] if peaked else []
     if stages > len(costs):
         with pytest.raises(GridError, match="legal pp: 1 to"):
-            balance(costs, stages, first, last)
+            balance(costs, stages, first, last, peaks)
         return
-    found = balance(costs, stages, first, last)
+    found = balance(costs, stages, first, last, peaks)
     edges = (*(start for start, _ in found), found[-1][1])
     assert edges[0] == 0 and edges[-1] == len(costs) and all(a < b for a, b in found)
     every = combinations(range(1, len(costs)), stages - 1)
-    assert worst(costs, edges, first, last) == min(worst(costs, (0, *cut, len(costs)), first, last) for cut in every)
+    best = min(worst(costs, (0, *cut, len(costs)), first, last, peaks) for cut in every)
+    assert worst(costs, edges, first, last, peaks) == best
 
 
 def test_equal_layers_are_dealt_evenly() -> None:
