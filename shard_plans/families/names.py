@@ -19,7 +19,8 @@ Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 _NUMBER = re.compile(r"\.([0-9]+)(?=\.)")
 _HOLE = re.compile(r"\.(\{[a-z]+\}|[0-9]+)(?=\.)")
-_DIGITS = 7
+_ODD = re.compile(r"\.(0[0-9]|[0-9]{8})")
+"""Numbers that another spelling of the same name would have (01 for 1), or that no model reaches."""
 
 
 @dataclass(slots=True)
@@ -93,15 +94,16 @@ def match_names(
     names = Names({}, [], set(), suffixes)
     for tensor, name in enumerate(checkpoint.names):
         found = entries.get(_NUMBER.sub(".#", name))
-        digits = _NUMBER.findall(name)
-        if found is None or any(len(d) > _DIGITS or (d[0] == "0" and d != "0") for d in digits):
+        if found is None or _ODD.search(name):
             names.unmatched.append(tensor)
         else:
             found.tensors.append(tensor)
-            found.numbers.append(tuple(map(int, digits)))
+            found.numbers.append(tuple(map(int, _NUMBER.findall(name))))
     for entry in entries.values():
         for tensor, numbers in zip(entry.tensors, entry.numbers, strict=True):
             _assign(names, checkpoint, entry, tensor, numbers, model, holes)
+    layered = {id(row) for row in rows if row.section.stage == "layer"}
+    names.layers_seen.update(index for row, _, index in names.found if row in layered and index is not None)
     return names
 
 
@@ -146,6 +148,4 @@ def _assign(
         names.unmatched.append(tensor)
         return
     row, part, index, expert = taken
-    if index is not None and row.hole is None:
-        names.layers_seen.add(index)
     names.found.setdefault((id(row), part, index), {})[expert] = tensor
