@@ -119,9 +119,9 @@ def _with_model(found: Inspection, model: Model) -> Inspection:
 
 
 def _parameters(binding: Binding) -> int:
-    """Weight values; of an embedding and a head that are stored twice but tied, one counts."""
+    """Weight values, packed ones counted apart; of an embedding and a head that are stored twice but tied, one counts."""
     return sum(
-        len(part.tensors) * math.prod(part.shape)
+        len(part.tensors) * math.prod(part.shape) * (parameter.format.pack if parameter.format is not None else 1)
         for parameter in binding.parameters
         for part in parameter.parts
         if part.kind == "values" and not (parameter.role == "head" and binding.doubled)

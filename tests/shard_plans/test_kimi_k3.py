@@ -22,6 +22,7 @@ from shard_plans.documents.plan import Workload
 from shard_plans.errors import CheckpointError, ConfigError, GridError, ReshardError
 from shard_plans.families.binding import Binding, bind
 from shard_plans.families.family import load_family
+from shard_plans.inspect import inspect
 from shard_plans.memory.cluster import parse_cluster
 from shard_plans.memory.needs import kv_cache, stream, with_ledger
 from shard_plans.memory.payload import Payload, rank_weights
@@ -61,6 +62,7 @@ def even(layers: int, pp: int) -> tuple[tuple[int, int], ...]:
 def test_totals_are_those_of_the_published_index(k3: Binding) -> None:
     assert (len(k3.checkpoint), k3.checkpoint.total_bytes) == (497_220, 1_560_860_324_864)
     assert sum(len(part.tensors) for p in k3.parameters for part in p.parts) == 497_220
+    assert inspect(k3.checkpoint.folder).parameters == 2_779_931_837_184
     mixers = [layer.kinds["mixer"] for layer in k3.model.layers]
     assert [index for index, mixer in enumerate(mixers) if mixer == "mla"] == [*range(3, 92, 4), 92]
 
