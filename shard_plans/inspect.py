@@ -119,7 +119,7 @@ def _with_model(found: Inspection, model: Model) -> Inspection:
 
 
 def _parameters(binding: Binding) -> int:
-    """Weight values, packed ones counted apart; of an embedding and a head that are stored twice but tied, one counts."""
+    """Weight values, packed ones one by one; an embedding and a head that are stored twice but tied count once."""
     return sum(
         len(part.tensors) * math.prod(part.shape) * (parameter.format.pack if parameter.format is not None else 1)
         for parameter in binding.parameters
