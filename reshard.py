@@ -9,6 +9,8 @@ reshard.check("OUT", deep="CHECKPOINT")
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +19,23 @@ import click
 if TYPE_CHECKING:
     from converter.verbs import check, convert, restore
     from runtime.run import RunOptions, verify_and_run
-    from shard_plans.verbs import inspect, plan_memory
+    from shard_plans.documents.plan import Plan, read_plan, write_plan
+    from shard_plans.errors import ReshardError
+    from shard_plans.verbs import count_memory, inspect, plan_memory
 
 __version__ = "0.1.0"
-__all__ = ["RunOptions", "check", "convert", "inspect", "main", "plan_memory", "restore", "verify_and_run"]
+__all__ = [
+    "Plan", "ReshardError", "RunOptions", "check", "convert", "count_memory", "inspect", "main", "plan_memory",
+    "read_plan", "restore", "verify_and_run", "write_plan",
+]  # fmt: skip
 
 _API = {
+    "Plan": "shard_plans.documents.plan",
+    "read_plan": "shard_plans.documents.plan",
+    "write_plan": "shard_plans.documents.plan",
+    "ReshardError": "shard_plans.errors",
     "plan_memory": "shard_plans.verbs",
+    "count_memory": "shard_plans.verbs",
     "inspect": "shard_plans.verbs",
     "convert": "converter.verbs",
     "check": "converter.verbs",
@@ -48,8 +60,22 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_API[name]), name)
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class _Verbs(click.Group):
     """Verbs by name; listing them imports nothing heavy."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("reshard: interrupted", err=True)
+            sys.stdout.flush()
+            os._exit(
+                130
+            )  # threads of the runtime may still hold locks; what is unfinished was discarded on the way here
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)

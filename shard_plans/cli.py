@@ -12,16 +12,17 @@ import click
 from shard_plans.console import emit, remark
 from shard_plans.documents.plan import write_plan
 from shard_plans.documents.plan_schema import KV_DTYPES
-from shard_plans.options import Verb, family_option, json_option, sizes_options
+from shard_plans.options import SIZES, TOKENS, Verb, contradictions, family_option, json_option, sizes_options
 from shard_plans.report import plan_json, show_inspection, show_plan
-from shard_plans.verbs import inspect, plan_memory
+from shard_plans.verbs import count_memory, inspect, plan_memory
 
 
 @click.command("plan-memory", cls=Verb)
 @click.argument("checkpoint", type=click.Path())
-@click.option("--cluster", required=True, help="NODESxCARDS:CARD; CARD is a preset or a size (80GB, 80GiB).")
+@click.option("--cluster", help="NODESxCARDS:CARD; CARD is a preset or a size (80GB, 80GiB).")
+@click.option("--plan", type=click.Path(), help="Count the memory of this plan (edited by hand) instead of searching.")
 @sizes_options
-@click.option("--context", default=8192, show_default=True, type=click.IntRange(1), help="Tokens of one sequence.")
+@click.option("--context", default=8192, show_default=True, type=TOKENS, help="Tokens of one sequence; 128K, 1M.")
 @click.option("--concurrency", default=16, show_default=True, type=click.IntRange(1), help="Sequences at a time.")
 @click.option(
     "--kv-dtype", default="bf16", show_default=True, type=click.Choice(list(KV_DTYPES)), help="KV cache type."
@@ -29,16 +30,34 @@ from shard_plans.verbs import inspect, plan_memory
 @family_option
 @click.option("-o", "--output", type=click.Path(), help="Write the plan to this file.")
 @json_option
-def plan_memory_command(checkpoint: str, cluster: str, output: str | None, as_json: bool, **options: Any) -> None:
+@click.pass_context
+def plan_memory_command(
+    ctx: click.Context,
+    /,
+    checkpoint: str,
+    cluster: str | None,
+    plan: str | None,
+    output: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Choose what goes where on a cluster, and say whether it fits (exit 1: it doesn't)."""
-    plan = plan_memory(checkpoint, cluster, **options)
-    if output:
-        write_plan(plan, Path(output))
-    if as_json:
-        emit(plan_json(plan))
+    if plan is not None:
+        clash = contradictions(ctx, (*SIZES, "context", "concurrency", "kv_dtype"))
+        if clash:
+            raise click.UsageError(f"--plan contradicts {', '.join(clash)}: the plan says it already")
+        found = count_memory(checkpoint, plan, cluster, options["family"])
+    elif cluster is None:
+        raise click.UsageError("give --cluster NODESxCARDS:CARD to plan for, or --plan FILE to count its memory")
     else:
-        show_plan(plan)
-    sys.exit(0 if plan.fits else 1)
+        found = plan_memory(checkpoint, cluster, **options)
+    if output:
+        write_plan(found, Path(output))
+    if as_json:
+        emit(plan_json(found))
+    else:
+        show_plan(found)
+    sys.exit(0 if found.fits else 1)
 
 
 @click.command("inspect", cls=Verb)
@@ -53,5 +72,5 @@ def inspect_command(path: str, family: str | None, as_json: bool) -> None:
     else:
         show_inspection(found)
     for note in found.notes:
-        remark(f"reshard inspect: {note}")
+        remark(f"{'note' if found.family is not None else 'reshard inspect'}: {note}")
     sys.exit(0 if found.family is not None else 2)

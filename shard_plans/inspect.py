@@ -81,6 +81,10 @@ def inspect(path: Path, family: Path | None = None) -> Inspection:
     if path.is_dir():
         if (path / ROOT).is_file():
             return _output(path)
+        if not (path / "config.json").is_file():
+            raise CheckpointError(
+                f"{path} has neither config.json (a checkpoint) nor {ROOT} (a finished output); inspect takes {KNOWN}"
+            )
         return _checkpoint(open_checkpoint(path), family)
     if not path.is_file():
         raise CheckpointError(f"{path} doesn't exist; inspect takes {KNOWN}")
@@ -91,7 +95,10 @@ def inspect(path: Path, family: Path | None = None) -> Inspection:
     if path.suffix in (".yaml", ".yml"):
         return _plan(path, read_plan(path))
     if path.suffix == ".json":
-        return _config(path, load_object(path.parent, path.name), family)
+        config = load_object(path.parent, path.name)
+        if "model_type" not in config:
+            raise CheckpointError(f"{path} isn't a config.json: it has no model_type; inspect takes {KNOWN}")
+        return _config(path, config, family)
     raise CheckpointError(f"{path} is neither a folder, a .json nor a .yaml file; inspect takes {KNOWN}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -18,6 +19,24 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 family_option = click.option("--family", type=click.Path(), help="A family table of your own (docs/families.md).")
 
 
+class Tokens(click.ParamType):  # type: ignore[type-arg]  # generic only in click's stubs
+    """A number of tokens: 8192, 128K (x 1024), 1M (x 1024 x 1024)."""
+
+    name = "TOKENS"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number; a usage error where it isn't one above 0."""
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"([1-9][0-9]{0,11})([kKmM]?)", value)
+        if found is None:
+            self.fail(f"{value!r} isn't a number of tokens such as 8192, 128K or 1M", param, ctx)
+        return int(found[1]) * {"": 1, "k": 1 << 10, "m": 1 << 20}[found[2].lower()]
+
+
+TOKENS = Tokens()
+
+
 class Verb(click.Command):
     """A verb whose faults are one sentence on stderr and an exit code; under --json also one object, from rank 0."""
 
@@ -31,9 +50,6 @@ class Verb(click.Command):
                 emit({"error": {"kind": type(error).__name__, "message": str(error)}})
             click.echo(f"reshard {self.name}: {error}", err=True)
             sys.exit(error.exit_code)
-        except KeyboardInterrupt:
-            click.echo(f"reshard {self.name}: interrupted", err=True)
-            sys.exit(130)
 
 
 def sizes_options(command: Command) -> Command:

@@ -38,7 +38,7 @@ def show_plan(plan: Plan) -> None:
     console, sizes = out(), parallel(plan)
     named = "  ".join(f"{axis} {number}" for axis, number in sizes.items() if axis != "world")
     console.print(f"[bold]{plan.checkpoint.family}[/bold], {plan.checkpoint.tensors:,} tensors, ", end="")
-    console.print(f"{size(plan.checkpoint.bytes)} -> {sizes['world']} ranks: {named}")
+    console.print(f"{size(plan.checkpoint.bytes)} -> {sizes['world']} rank{'s' * (sizes['world'] > 1)}: {named}")
     rows = plan.ledger or ()
     unit, scale = _unit(max((row.total for row in rows), default=0))
     table = Table(box=None, pad_edge=False, title=f"{unit} a rank", title_justify="left", title_style="")
@@ -47,8 +47,13 @@ def show_plan(plan: Plan) -> None:
     for first, last, row in _alike(rows):
         start, stop = plan.stages[row.stage]
         numbers = [f"{getattr(row, part) / scale:.3g}" for part in (*PARTS, "total", "headroom")]
-        ranks = f"{first}-{last}" if last > first else str(first)
-        table.add_row(ranks, str(row.stage), f"{start}-{stop - 1}", *numbers, style="" if row.headroom >= 0 else "red")
+        table.add_row(
+            _span(first, last),
+            str(row.stage),
+            _span(start, stop - 1),
+            *numbers,
+            style="" if row.headroom >= 0 else "red",
+        )
     console.print(table)
     if plan.fits is None:
         return
@@ -67,6 +72,10 @@ def _unit(largest: int) -> tuple[str, float]:
     return next(
         ((unit, scale) for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)) if largest >= scale), ("kB", 1e3)
     )
+
+
+def _span(first: int, last: int) -> str:
+    return f"{first}-{last}" if last > first else str(first)
 
 
 def _alike(rows: tuple[LedgerRow, ...]) -> list[tuple[int, int, LedgerRow]]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
 from shard_plans.checkpoints.checkpoint import open_checkpoint
-from shard_plans.documents.plan import Plan, Workload
+from shard_plans.documents.plan import Plan, Workload, read_plan
+from shard_plans.documents.plan_check import check_plan
+from shard_plans.errors import PlanError
 from shard_plans.families.binding import Binding, bind
 from shard_plans.families.family import load_family
 from shard_plans.inspect import Inspection
 from shard_plans.inspect import inspect as inspect_path
 from shard_plans.memory.cluster import parse_cluster
+from shard_plans.memory.needs import with_ledger
+from shard_plans.placement.place import place
 from shard_plans.search.search import search
 
 AnyPath = str | PathLike[str]
@@ -43,6 +48,28 @@ def plan_memory(
     sizes = {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "etp": etp}
     workload = Workload(context=context, concurrency=concurrency, kv_dtype=kv_dtype)
     return search(open_binding(checkpoint, family), parse_cluster(cluster), sizes, workload, mtp, strict_blocks)
+
+
+def count_memory(
+    checkpoint: AnyPath, plan: Plan | AnyPath, cluster: str | None = None, family: AnyPath | None = None
+) -> Plan:
+    """The plan with its ledger counted anew, after an edit or for another cluster.
+
+    Raises PlanError where it doesn't fit the checkpoint, or neither it nor the caller names a cluster.
+    """
+    binding = open_binding(checkpoint, family)
+    plan = plan if isinstance(plan, Plan) else read_plan(Path(plan))
+    check_plan(plan, binding)
+    if cluster is not None:
+        plan = replace(plan, cluster=parse_cluster(cluster))
+    if plan.cluster is None:
+        raise PlanError("the plan names no cluster to count its memory for; give --cluster NODESxCARDS:CARD")
+    if plan.cluster.world < plan.grid.world:
+        raise PlanError(
+            f"the plan has {plan.grid.world} ranks, the cluster {plan.cluster.text} {plan.cluster.world} cards"
+        )
+    place(binding, plan)  # cuts that aren't possible are refused here
+    return with_ledger(plan, binding)
 
 
 def inspect(path: AnyPath, family: AnyPath | None = None) -> Inspection:

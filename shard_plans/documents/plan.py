@@ -81,6 +81,11 @@ class Plan:
     """One row a rank, as computed; never read from a document."""
     version: int = VERSION
 
+    def __post_init__(self) -> None:
+        """Refuse what isn't a plan."""
+        if self.mtp not in ("keep", "drop"):
+            raise PlanError(f"mtp is {self.mtp!r}; allowed: keep, drop")
+
     @property
     def fits(self) -> bool | None:
         """Whether every rank fits its card; None without a ledger or cluster."""

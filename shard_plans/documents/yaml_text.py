@@ -190,9 +190,10 @@ def dump_yaml(data: Any, flow: bool = False) -> str:
 def check_schema(data: Any, schema: Mapping[str, Any], lines: Lines, what: str, error: type[ReshardError]) -> None:
     """Raise `error` for the first place where `data` departs from the JSON schema: key, line, and what is allowed."""
     faults = _Validator(schema).iter_errors(data)
-    found = sorted(((_line(fault, lines), fault) for fault in faults), key=lambda pair: pair[0])
+    # an unknown key first: it may be the misspelling of one that is lacking
+    found = sorted(faults, key=lambda fault: (fault.validator != "additionalProperties", _line(fault, lines)))
     if found:
-        fault = jsonschema.exceptions.best_match([found[0][1]])
+        fault = jsonschema.exceptions.best_match(found[:1])
         raise error(f"{what}, line {_line(fault, lines)}: {_sentence(fault)}")
 
 

@@ -133,7 +133,8 @@ def _value(node: ast.expr, names: Mapping[str, Any], text: str) -> Any:
 
 def _present(value: Any, key: str, text: str) -> Any:
     if value is None:
-        raise MissingKey(f"config.json lacks {key!r}, which the family table needs for {text!r}")
+        purpose = "" if key == text else f" for {text!r}"
+        raise MissingKey(f"config.json lacks {key!r}, which the family table needs{purpose}")
     return value
 
 

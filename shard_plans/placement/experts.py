@@ -46,9 +46,9 @@ class ExpertPlacement:
         """Raise PlanError unless every layer's slots fit the grid and every edp replica holds each expert."""
         for where, slots in (("by default", self.default), *((f"in layer {n}", s) for n, s in self.layers.items())):
             if len(slots) not in (grid.ep, grid.ep * grid.edp):
+                apart = f" (all replicas alike) or {grid.ep * grid.edp}" if grid.edp > 1 else ""
                 raise PlanError(
-                    f"experts {where}: {len(slots)} lists for ep {grid.ep} and edp {grid.edp}; "
-                    f"give {grid.ep} (all replicas alike) or {grid.ep * grid.edp}"
+                    f"experts {where}: {len(slots)} lists for ep {grid.ep} and edp {grid.edp}; give {grid.ep}{apart}"
                 )
             for number, ids in enumerate(slots):
                 if not ids:
