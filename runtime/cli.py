@@ -21,7 +21,7 @@ from shard_plans.options import Verb, json_option
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda, musa, npu, xpu; `cuda:1` picks one.")
 @click.option("--backend", help="Collective backend under torchrun; by default the device's own.")
 @click.option("--prompt", help="Text to continue, by the checkpoint's tokenizer.")
-@click.option("--input-ids", help="Token ids: 1,2,3, or a safetensors file with `input_ids`.")
+@click.option("--input-ids", help="Token ids: 1,2,3, or a safetensors file with `input_ids` (and images).")
 @click.option("--max-new-tokens", type=click.IntRange(0), help="Tokens to generate (32 with --prompt, else 0).")
 @click.option("--compute", default="float32", show_default=True, type=click.Choice(list(COMPUTE)))
 @click.option("--logits-out", type=click.Path(), help="Write the prefill's logits to this safetensors file.")

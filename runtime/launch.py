@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,6 +15,8 @@ from runtime.comm.comm import NoComm
 from runtime.comm.devices import module
 from runtime.comm.distributed import DistributedComm, under_torchrun
 from runtime.comm.virtual import VirtualWorld
+from runtime.loading.loader import Loader, LoadOptions
+from runtime.opened import Opened
 from runtime.session import Job, Outcome, run_rank
 from shard_plans import errors
 from shard_plans.errors import OtherRankStopped, ReshardError
@@ -53,6 +56,12 @@ def run_ranks(job: Job, comm: DistributedComm | None) -> Outcome:
         return run_rank(job, comm)
     except RuntimeError as fault:
         raise OtherRankStopped(f"rank {comm.rank} stopped, most likely because another one did: {fault}") from fault
+
+
+def tower_loader(opened: Opened, comm: DistributedComm | None, options: LoadOptions, stack: ExitStack) -> Loader | None:
+    """What loads the vision tower, for this process's ranks of the first stage; None if it has none."""
+    ranks = [rank for rank in range(opened.plan.grid.stage_ranks) if comm is None or comm.rank == rank]
+    return stack.enter_context(Loader(opened.out, opened.root, ranks, 0, options)) if ranks else None
 
 
 def room(device: torch.device) -> int:

@@ -8,11 +8,13 @@ from typing import Protocol
 
 from torch import Tensor
 
-from runtime.blocks import forward
+from runtime.blocks import forward, stream, vision
 from runtime.blocks.forward import LayerCache, RankContext, Routing
+from runtime.blocks.images import Images
 from runtime.blocks.weights import LayerWeights
 from runtime.loading.loader import Loader
 from runtime.loading.sections import FIRST, LAST
+from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Layer
 
 Caches = Mapping[int, LayerCache]
@@ -21,6 +23,9 @@ Caches = Mapping[int, LayerCache]
 
 class Watcher(Protocol):
     """Sees a pass from within; every rank calls the same methods in the same order."""
+
+    def placed(self, tokens: Tensor, x: Tensor) -> None:
+        """Called on the ranks of the first stage, where images took the place of some `tokens` of the stream x."""
 
     def before(self, layer: Layer) -> None:
         """Called on all ranks, those of other stages too, before `layer` runs."""
@@ -39,6 +44,8 @@ class RankRun:
     """Half-open layer range of each stage."""
     lockstep: bool
     """Ranks share the loader and memory: nobody starts a section before all have left the one before it."""
+    tower: Loader | None = None
+    """Loads the vision tower; None where there are no images, or no rank of the first stage."""
 
     @property
     def is_last(self) -> bool:
@@ -66,12 +73,14 @@ class RankRun:
 
 
 def forward_pass(
-    run: RankRun, ids: Tensor, positions: Tensor, caches: Caches | None, watch: Watcher | None, only_last: bool = False
-) -> Tensor | None:
-    """Run ids [tokens] at `positions`: logits [tokens, vocabulary] on the last stage (of the last token alone with
-    `only_last`), None on the others. `watch` may be None on all ranks or on none.
+    run: RankRun, ids: Tensor, positions: Tensor, caches: Caches | None, watch: Watcher | None,
+    images: Images | None = None, only_last: bool = False,
+) -> Tensor | None:  # fmt: skip
+    """Run ids [tokens] at `positions`, with the images that they hold placeholders of: logits [tokens, vocabulary] on
+    the last stage (of the last token alone with `only_last`), None on the others. `watch` may be None on all ranks or
+    on none.
     """
-    x = _embed(run, ids) if run.ctx.at.stage == 0 else None
+    x = _embed(run, ids, images, watch) if run.ctx.at.stage == 0 else None
     run.step()
     reached = 0
     for layer in run.ctx.model.forward_layers:
@@ -90,10 +99,17 @@ def forward_pass(
     return scores
 
 
-def _embed(run: RankRun, ids: Tensor) -> Tensor:
-    rank = run.ctx.at.rank
-    x = forward.embed(run.ctx, run.loader.get(rank, FIRST), ids)
+def _embed(run: RankRun, ids: Tensor, images: Images | None, watch: Watcher | None) -> Tensor:
+    rank, seen = run.ctx.at.rank, None
+    if images is not None:
+        if run.tower is None:
+            raise RuntimeFault(f"rank {rank} was given images, and no vision tower")
+        seen = vision.see(run.ctx, run.tower.get(rank, FIRST), images, ids)
+        run.tower.release(rank, FIRST)
+    x = forward.embed(run.ctx, run.loader.get(rank, FIRST), ids, seen)
     run.loader.release(rank, FIRST)
+    if seen is not None and watch is not None:
+        watch.placed(seen[0], x)
     return x
 
 
@@ -117,10 +133,11 @@ def _logits(run: RankRun, x: Tensor) -> Tensor:
 
 
 def _hand_over(run: RankRun, x: Tensor | None, stage: int, tokens: int) -> Tensor | None:
-    """Move the hidden states from `stage` to the next, each rank to the one in its place there."""
+    """Move the stream from `stage` to the next, each rank to the one in its place there."""
     ctx, step = run.ctx, run.ctx.grid.stage_ranks
     if x is not None:
         ctx.comm.send(x, ctx.at.rank + step)
     elif ctx.at.stage == stage + 1:
-        return ctx.comm.recv(ctx.at.rank - step, (tokens, ctx.size("hidden")), ctx.compute)
+        shape = stream.shape(ctx.model, tokens, run.stages[stage + 1][0])
+        return ctx.comm.recv(ctx.at.rank - step, shape, ctx.compute)
     return None

@@ -22,8 +22,9 @@ def show_run(result: RunResult) -> None:
             console.print(f"  {check.name}: {check.note}", markup=False)
     figures = result.figures
     if "bytes_read" in figures:
+        images = f" and {figures['images']} images" if "images" in figures else ""
         console.print(
-            f"{figures['ranks']} ranks ran {figures['tokens']} tokens on {figures['device']} in "
+            f"{figures['ranks']} ranks ran {figures['tokens']} tokens{images} on {figures['device']} in "
             f"{figures['seconds']:.1f} s; {size(figures['bytes_read'])} of shards read, "
             f"{figures['seconds_waited']:.1f} s waited for them",
             markup=False,

@@ -14,14 +14,15 @@ from torch import Tensor
 
 from converter.check import CheckResult, check
 from runtime.blocks.forward import check_model
+from runtime.blocks.images import Images
 from runtime.checking.checks import Check
 from runtime.checking.ladder import Ran, checks_of, not_checked
 from runtime.checking.reference import Reference
 from runtime.checking.verify import reference_dtype
 from runtime.comm.devices import open_device
 from runtime.comm.distributed import DistributedComm, init
-from runtime.inputs import check_ids, choose_ids
-from runtime.launch import agree, one_rank_a_process, room, run_ranks
+from runtime.inputs import check_ids, check_images, choose_ids, choose_images
+from runtime.launch import agree, one_rank_a_process, room, run_ranks, tower_loader
 from runtime.loading.loader import Loader, LoadOptions
 from runtime.opened import Opened, open_output
 from runtime.session import Job, Outcome
@@ -45,7 +46,7 @@ class RunOptions:
     device: str = "cpu"
     prompt: str | None = None
     input_ids: str | None = None
-    """`1,2,3`, or the name of a safetensors file."""
+    """`1,2,3`, or the name of a safetensors file, which may hold images too."""
     max_new_tokens: int | None = None
     """None: PROMPT_TOKENS with a prompt, else 0."""
     compute: str = "float32"
@@ -69,7 +70,7 @@ class RunResult:
     not_checked: tuple[str, ...] = ()
     """What this run says nothing about, in sentences."""
     figures: dict[str, Any] = field(default_factory=dict)
-    """tokens, ranks, seconds, bytes_read, seconds_waited."""
+    """tokens, images, ranks, seconds, bytes_read, seconds_waited."""
     reports: bool = True
     """This process is the one that prints."""
 
@@ -90,6 +91,7 @@ class _Request:
     device: torch.device
     tokenizer: Tokenizer | None
     ids: list[int]
+    images: Images | None
     new_tokens: int
 
 
@@ -145,7 +147,9 @@ def _request(options: RunOptions) -> _Request:
     if new_tokens is None:
         new_tokens = PROMPT_TOKENS if options.prompt is not None else 0
     check_ids(ids, new_tokens, opened.model)
-    return _Request(options, opened, device, tokenizer, ids, new_tokens)
+    images = choose_images(options.input_ids, opened.model)
+    check_images(ids, images, opened.model)
+    return _Request(options, opened, device, tokenizer, ids, images, new_tokens)
 
 
 def _tokenizer(opened: Opened, needed: bool) -> Tokenizer | None:
@@ -166,13 +170,17 @@ def _run(request: _Request, stack: ExitStack, comm: DistributedComm | None, bega
     fault: ManifestError | RuntimeFault | None = None
     reports = here
     figures: dict[str, Any] = {"tokens": len(request.ids), "ranks": opened.plan.grid.world, "device": str(device)}
+    if request.images is not None:
+        figures["images"] = len(request.images.grids)
     try:
         loader = stack.enter_context(agree(comm, device, lambda: _loader(request, comm)))
+        tower = agree(comm, device, lambda: _tower(request, comm, stack))
         reports = True  # from here on a rank may fail alone, and then it is the one that knows why
         ends = frozenset[int]() if options.ignore_end else end_tokens(opened.carried, dict(opened.model.config))
         job = Job(
             opened, torch.tensor(request.ids, device=device), COMPUTE[options.compute], device, loader,
             comm is None and not loader.all_kept, options.reference is not None, reference, request.new_tokens, ends,
+            request.images, tower,
         )  # fmt: skip
         outcome = run_ranks(job, comm)
         figures |= {"bytes_read": outcome.loaded, "seconds_waited": round(loader.seconds_waited, 3)}
@@ -212,6 +220,12 @@ def _loader(request: _Request, comm: DistributedComm | None) -> Loader:
         opened.out, opened.root, ranks, len(opened.model.forward_layers),
         LoadOptions(request.device, options.check_hashes, options.look_ahead, budget, options.threads),
     )  # fmt: skip
+
+
+def _tower(request: _Request, comm: DistributedComm | None, stack: ExitStack) -> Loader | None:
+    options = request.options
+    load = LoadOptions(request.device, options.check_hashes, threads=options.threads, tower=True)
+    return tower_loader(request.opened, comm, load, stack) if request.images is not None else None
 
 
 def _result(request: _Request, ran: Ran) -> RunResult:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from runtime.blocks.forward import RankContext
+from runtime.blocks.images import Images
 from runtime.checking.checks import LIMIT, Measure, gather
 from runtime.checking.compare import cosine, log_likelihood, relative
 from runtime.checking.reference import Reference
@@ -37,6 +38,10 @@ class Job:
     """... which the process of rank 0 holds."""
     new_tokens: int
     ends: frozenset[int]
+    images: Images | None = None
+    """What the placeholders among the ids stand for."""
+    tower: Loader | None = None
+    """Loads what looks at them, in a process with ranks of the first stage."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,18 +72,18 @@ def run_rank(job: Job, comm: Comm) -> Outcome:
     ctx = RankContext(
         plan.grid, plan.grid.coordinate(comm.rank), comm, opened.model, plan.experts, job.compute, job.device
     )
-    run = RankRun(ctx, job.loader, plan.stages, job.lockstep)
+    run = RankRun(ctx, job.loader, plan.stages, job.lockstep, job.tower)
     tokens = len(job.ids)
     with torch.no_grad():
-        ladder = Ladder(run, job.ids, job.compare, job.reference if comm.rank == 0 else None)
+        ladder = Ladder(run, job.ids, job.compare, job.reference if comm.rank == 0 else None, job.images)
         caches = run.new_caches() if job.new_tokens else None
-        scores = forward_pass(run, job.ids, torch.arange(tokens, device=job.device), caches, ladder)
+        scores = forward_pass(run, job.ids, torch.arange(tokens, device=job.device), caches, ladder, job.images)
         logits = _bring_home(run, scores, tokens)
         generated = [] if caches is None else generate(run, caches, scores, tokens, job.new_tokens, job.ends)
         mine = {
             "measures": [asdict(measure) for measure in ladder.measures], "clean": ladder.clean,
             "untied": ladder.untied, "ties": ladder.ties, "wrong": ladder.wrong, "routed": ladder.routed,
-            "loaded": job.loader.bytes_read if comm.rank == job.loader.ranks[0] else 0,
+            "loaded": _bytes_read(job) if comm.rank == job.loader.ranks[0] else 0,
         }  # fmt: skip
         every = gather(comm, job.device, mine)
         agreed = _compare_replicas(run, scores, min(found["untied"] for found in every))
@@ -94,6 +99,10 @@ def run_rank(job: Job, comm: Comm) -> Outcome:
         tuple(measures), logits, tuple(generated), clean=clean, chosen=(sum(ladder.chosen.values()), experts),
         agreed=min((count for _, _, count in replicas), default=tokens), **total,
     )  # fmt: skip
+
+
+def _bytes_read(job: Job) -> int:
+    return job.loader.bytes_read + (job.tower.bytes_read if job.tower is not None else 0)
 
 
 def _bring_home(run: RankRun, scores: Tensor | None, tokens: int) -> Tensor | None:

@@ -9,7 +9,7 @@ from runtime.blocks.cache import LayerCache
 from runtime.blocks.context import RankContext
 from runtime.blocks.linear import fused_linear, row_linear
 from runtime.blocks.norms import rms_norm
-from runtime.blocks.rope import make_rope, rotate, softmax_scale
+from runtime.blocks.rope import softmax_scale, turner
 from runtime.blocks.weights import LayerWeights, dense, take
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Layer
@@ -34,9 +34,8 @@ def gqa(
     if words.get("qk_norm") == "per_head":
         q = rms_norm(q, dense(take(weights, "attn.q_norm"), ctx.compute), ctx.model.words["eps"])
         k = rms_norm(k, dense(take(weights, "attn.k_norm"), ctx.compute), ctx.model.words["eps"])
-    rope = make_rope(ctx.model.text, rotary_width(ctx, layer, width), ctx.compute, ctx.device)
-    cos, sin = rope.turns(positions, ctx.compute)
-    q, k = rotate(words["rope"], q, cos, sin), rotate(words["rope"], k, cos, sin)
+    turn = turner(words, ctx.model.text, rotary_width(ctx, layer, width), positions, ctx.compute)
+    q, k = turn(q), turn(k)
     seen = positions
     if cache is not None:
         seen, (k, v) = cache.append(positions, [k, v])

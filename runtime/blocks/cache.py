@@ -1,4 +1,4 @@
-"""The key-value cache of one layer: contiguous, grown by doubling."""
+"""What one layer keeps of the tokens it has seen: keys and values, grown by doubling, or a recurrent state."""
 
 from __future__ import annotations
 
@@ -14,32 +14,36 @@ FIRST_CAPACITY = 64
 
 
 class LayerCache:
-    """What attention keeps of the tokens it has seen: keys and values after RoPE (GQA), or the latent (MLA).
+    """What attention keeps of the tokens of one sequence; one cache a layer and rank.
 
-    The tensors are [tokens, ...]; the block that appends decides which and how many. One cache a layer and rank.
+    Softmax attention appends tensors [tokens, ...]: keys and values after RoPE (GQA), or the latent (MLA). Linear
+    attention replaces a state of fixed size (KDA). The block decides which, and of how many tensors.
     """
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         """An empty cache that stores in `dtype`; None: as computed."""
         self._dtype = dtype
         self._buffers: list[Tensor] = []
+        self._state: list[Tensor] = []
         self._length = 0
 
     @property
     def length(self) -> int:
-        """Tokens kept."""
+        """Tokens seen."""
         return self._length
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated."""
-        return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers)
+        return sum(buffer.numel() * buffer.element_size() for buffer in (*self._buffers, *self._state))
 
     def append(self, positions: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Keep `parts` ([new tokens, ...] each) at `positions` [new tokens]; return all positions and parts so far.
 
         Parts come back in the dtype in which they were given.
         """
+        if self._state:
+            raise RuntimeFault("KV cache: keeps a recurrent state, was given keys; use one cache for each layer")
         new = [positions, *parts]
         if not self._buffers:
             kinds = [positions.dtype, *(part.dtype if self._dtype is None else self._dtype for part in parts)]
@@ -59,10 +63,36 @@ class LayerCache:
         views = [buffer[:stop] for buffer in self._buffers]
         return views[0], [view.to(part.dtype) for view, part in zip(views[1:], parts, strict=True)]
 
+    def recall(self) -> list[Tensor]:
+        """The state as it was last put; nothing where no token was seen yet."""
+        return list(self._state)
+
+    def replace(self, positions: Tensor, parts: Sequence[Tensor]) -> None:
+        """Keep `parts`, the state after the tokens at `positions`, in the place of the state before them.
+
+        A state knows no positions, so they must go on where it stands. It is kept as computed, in its own dtype.
+        """
+        kept, given = ([tuple(part.shape) for part in state] for state in (self._state, parts))
+        if self._buffers or (kept and kept != given):
+            raise RuntimeFault(
+                f"KV cache: keeps {kept or 'keys'}, was given a state of {given}; use one cache for each layer"
+            )
+        if not torch.equal(positions, torch.arange(len(positions), device=positions.device) + self._length):
+            raise RuntimeFault(
+                f"KV cache: a recurrent state of {self._length} tokens goes on at position {self._length}, was given "
+                f"the {len(positions)} positions {positions[:3].tolist()}..."
+            )
+        self._state = list(parts)
+        self._length += len(positions)
+
     def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
+        """Forget all but the first `length` tokens; a recurrent state can only be forgotten as a whole."""
         if not 0 <= length <= self._length:
             raise RuntimeFault(f"KV cache: can't cut {self._length} tokens to {length}")
+        if self._state and length not in (0, self._length):
+            raise RuntimeFault(f"KV cache: a recurrent state of {self._length} tokens can't be cut to {length}")
+        if not length:
+            self._state = []
         self._length = length
 
     def _reserve(self, tokens: int) -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from runtime.blocks import vocabulary
+from runtime.blocks import stream, vocabulary
 from runtime.blocks.attention import gqa
 from runtime.blocks.cache import LayerCache
 from runtime.blocks.context import ExpertSlots, RankContext, single_rank
 from runtime.blocks.ffn import swiglu
+from runtime.blocks.kda import kda
 from runtime.blocks.mla import mla
 from runtime.blocks.moe import moe
 from runtime.blocks.norms import rms_norm
@@ -25,20 +26,30 @@ __all__ = [
     "ExpertSlots", "LayerCache", "RankContext", "Routing", "check_model", "embed", "logits", "run_layer", "single_rank",
 ]  # fmt: skip
 
+ATTENTION = {"gqa": gqa, "mla": mla, "kda": kda}
+"""The word `attn` -> its block."""
 
-def embed(ctx: RankContext, weights: LayerWeights, ids: Tensor) -> Tensor:
-    """Embeddings of token ids [T]: x [T, hidden] in the compute dtype. First stage; reads `embed`."""
-    return vocabulary.embed(ctx, weights, ids)
+
+def embed(ctx: RankContext, weights: LayerWeights, ids: Tensor, images: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """Embeddings of token ids [T]: the stream into the first layer, in the compute dtype. First stage; reads `embed`.
+
+    `images`: tokens [n] whose embeddings give way to vectors [n, hidden], which something else made.
+    """
+    x = vocabulary.embed(ctx, weights, ids)
+    if images is not None:
+        tokens, vectors = images
+        x = x.index_copy(0, tokens, vectors.to(x.dtype))
+    return stream.begin(ctx.model, x)
 
 
 def run_layer(
     ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, cache: LayerCache | None, positions: Tensor
 ) -> tuple[Tensor, Routing | None]:
-    """One transformer layer: x [T, hidden] at `positions` [T] -> (x [T, hidden], where the tokens went if it is MoE).
+    """One transformer layer: the stream x at `positions` [T] -> (the stream, where the tokens went if it is MoE).
 
-    x is the whole sequence of this dp replica, equal on its tp ranks. With a cache, tokens seen before are attended to
-    and the new ones are kept. Raises RuntimeFault for a block that the runtime lacks, a missing weight, or one that no
-    block reads.
+    x is [T, hidden], or what runtime/blocks/stream.py says: the whole sequence of this dp replica, equal on its tp
+    ranks. With a cache, tokens seen before are attended to and the new ones are kept. Raises RuntimeFault for a block
+    that the runtime lacks, a missing weight, or one that no block reads.
     """
     check_layer(ctx.model, layer)
     try:
@@ -48,8 +59,11 @@ def run_layer(
 
 
 def logits(ctx: RankContext, weights: LayerWeights, x: Tensor) -> Tensor:
-    """Final norm and head: [T, vocab] in the compute dtype. Last stage; reads `norm`, `head` (tied: or `embed`)."""
-    return vocabulary.logits(ctx, weights, x)
+    """Final norm and head of the stream x: [T, vocab] in the compute dtype. Last stage.
+
+    Reads `norm`, `head` (tied: or `embed`), and out.res_norm and out.res_proj where the stream is attn_res.
+    """
+    return vocabulary.logits(ctx, weights, stream.seen(ctx, weights, "out", x))
 
 
 def _run_layer(
@@ -57,14 +71,14 @@ def _run_layer(
 ) -> tuple[Tensor, Routing | None]:
     read = Readings(weights)
     eps = ctx.model.words["eps"]
-    attention = mla if layer.words["attn"] == "mla" else gqa
-    h = rms_norm(x, dense(take(read, "attn.norm"), ctx.compute), eps)
-    x = x + attention(ctx, layer, read, h, cache, positions)
-    h = rms_norm(x, dense(take(read, "ffn.norm"), ctx.compute), eps)
+    h = rms_norm(stream.seen(ctx, read, "attn", x), dense(take(read, "attn.norm"), ctx.compute), eps)
+    x = stream.carry(ctx.model, layer, x)
+    x = stream.add(x, ATTENTION[layer.words["attn"]](ctx, layer, read, h, cache, positions))
+    h = rms_norm(stream.seen(ctx, read, "ffn", x), dense(take(read, "ffn.norm"), ctx.compute), eps)
     routing: Routing | None = None
     if layer.words["ffn"] == "moe":
         y, routing = moe(ctx, layer, read, h)
     else:
-        y = swiglu(ctx, read, "mlp", "ffn", h)
+        y = swiglu(ctx, layer.words, read, "mlp", "ffn", h)
     read.refuse_unread()
-    return x + y, routing
+    return stream.add(x, y), routing

@@ -49,6 +49,19 @@ def fused_linear(
     return outputs
 
 
+def output_gate(ctx: RankContext, weights: LayerWeights, x: Tensor, y: Tensor) -> Tensor:
+    """Attention's output y [T, local out] times sigmoid(attn.gate x), x [T, hidden], in the compute dtype."""
+    gate = column_linear(ctx, weights, "attn.gate", x).to(ctx.accumulate())
+    expect_shape("attn.gate times x", gate, y.shape)
+    return (y * gate.sigmoid()).to(ctx.compute)
+
+
+def expect_shape(role: str, x: Tensor, shape: Sequence[int]) -> None:
+    """Raise RuntimeFault unless x has this shape."""
+    if tuple(x.shape) != tuple(shape):
+        raise RuntimeFault(f"{role} is {list(x.shape)} on this rank, expected {list(shape)}")
+
+
 def check_inner(role: str, matrix: Tensor, x: Tensor) -> None:
     """Raise RuntimeFault unless the matrix has as many columns as `x`."""
     if matrix.dim() != 2 or matrix.shape[-1] != x.shape[-1]:

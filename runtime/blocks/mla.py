@@ -8,9 +8,9 @@ from torch import Tensor
 from runtime.blocks.attention import attend
 from runtime.blocks.cache import LayerCache
 from runtime.blocks.context import RankContext
-from runtime.blocks.linear import column_linear, row_linear
+from runtime.blocks.linear import column_linear, output_gate, row_linear
 from runtime.blocks.norms import rms_norm
-from runtime.blocks.rope import make_rope, rotate, softmax_scale
+from runtime.blocks.rope import softmax_scale, turner
 from runtime.blocks.weights import LayerWeights, dense, take
 from shard_plans.families.model import Layer
 
@@ -20,9 +20,9 @@ def mla(
 ) -> Tensor:
     """Attention over x [T, hidden] at `positions` [T]: [T, hidden], summed over tp.
 
-    Reads attn.q, or attn.q_a, attn.q_a_norm and attn.q_b; attn.kv_a, attn.kv_a_norm, attn.kv_b, attn.o. Low-rank
-    products are whole on every rank, heads are dealt. The cache keeps kv_lora + rope numbers a token: the normed latent
-    and the shared key after RoPE.
+    Reads attn.q, or attn.q_a, attn.q_a_norm and attn.q_b; attn.kv_a, attn.kv_a_norm, attn.kv_b, attn.o; attn.gate
+    where `output_gate: elementwise`. Low-rank products are whole on every rank, heads are dealt. The cache keeps
+    kv_lora + rope numbers a token: the normed latent and the shared key after RoPE (`rope: none`: as it is).
     """
     words, text = layer.words, ctx.model.text
     heads, nope, rope = ctx.share("heads"), ctx.size("nope"), ctx.size("rope")
@@ -36,9 +36,9 @@ def mla(
     q_pass, q_turn = torch.split(q.view(-1, heads, nope + rope), [nope, rope], dim=-1)
     latent, k_turn = torch.split(column_linear(ctx, weights, "attn.kv_a", x), [kv_lora, rope], dim=-1)
     latent = rms_norm(latent, dense(take(weights, "attn.kv_a_norm"), ctx.compute), latent_eps)
-    cos, sin = make_rope(text, rope, ctx.compute, ctx.device).turns(positions, ctx.compute)
-    q = torch.cat([q_pass, rotate(words["rope"], q_turn, cos, sin)], dim=-1)
-    latent = torch.cat([latent, rotate(words["rope"], k_turn[:, None], cos, sin)[:, 0]], dim=-1)
+    turn = turner(words, text, rope, positions, ctx.compute)
+    q = torch.cat([q_pass, turn(q_turn)], dim=-1)
+    latent = torch.cat([latent, turn(k_turn[:, None])[:, 0]], dim=-1)
     seen = positions
     if cache is not None:
         seen, (latent,) = cache.append(positions, [latent])
@@ -47,4 +47,6 @@ def mla(
     k = torch.cat([k_pass, latent[:, None, kv_lora:].expand(-1, heads, -1)], dim=-1)
     scale = softmax_scale(words, text, nope + rope)
     y = attend(q, k, v, scale, positions, seen, words.get("window"))
+    if words.get("output_gate") == "elementwise":
+        y = output_gate(ctx, weights, x, y)
     return row_linear(ctx, weights, "attn.o", y)

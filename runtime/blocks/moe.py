@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from runtime.blocks.context import RankContext
-from runtime.blocks.ffn import swiglu
-from runtime.blocks.linear import check_inner
+from runtime.blocks.ffn import gated, swiglu
+from runtime.blocks.linear import check_inner, column_linear
+from runtime.blocks.norms import rms_norm
 from runtime.blocks.router import Routing, route
-from runtime.blocks.weights import LayerWeights, Stored, dense, dense_expert, expert_count, take
+from runtime.blocks.weights import LayerWeights, Stored, dense, dense_expert, expert_count, optional, take
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Layer
 
@@ -35,8 +37,9 @@ def moe(ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor) -> tup
 
     Each tp rank owns a slice of the tokens and sends it: all_to_all over ep, all_gather over etp, partial products of
     the experts held here, sums back over etp, all_to_all back, weighted sum at the owner, all_gather over tp.
-    Reads moe.router, moe.router_bias, experts.gate_up (or .gate and .up), experts.down, and shared.* where
-    `shared: added`.
+    Where `latent`, what is sent is the token in the experts' own width; the router sees it in full.
+    Reads moe.router, moe.router_bias, experts.gate_up (or .gate and .up), experts.down; moe.latent_down, latent_norm
+    and latent_up where `latent`; and shared.* where `shared: added`.
     """
     words, wide = layer.words, ctx.accumulate()
     bias = dense(take(weights, "moe.router_bias"), wide) if words.get("router_bias") else None
@@ -53,16 +56,31 @@ def moe(ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor) -> tup
     owner = torch.arange(start, stop, device=x.device)[:, None].expand_as(choices).reshape(-1)
     slot, local = _destinations(slots, ctx.size("experts"), choices.reshape(-1), owner)
     order = torch.argsort(slot, stable=True)
-    y = _through_experts(ctx, experts, x[owner[order]], local[order], torch.bincount(slot, minlength=len(slots)))
+    sent = column_linear(ctx, weights, "moe.latent_down", x[start:stop]) if words.get("latent") else x[start:stop]
+    counts = torch.bincount(slot, minlength=len(slots))
+    y = _through_experts(ctx, words, experts, sent[owner[order] - start], local[order], counts)
     back = torch.empty_like(y)
     back[order] = y
-    shares = routing.weights[start:stop, :, None] * back.view(*choices.shape, x.shape[1]).to(wide)
-    out = shares.sum(1).to(ctx.compute)
+    out = combine(ctx, words, weights, back.view(*choices.shape, y.shape[1]), routing.weights[start:stop])
     if tp > 1:
         out = torch.cat(ctx.comm.all_gather(out, ctx.grid.tp_group(ctx.at)))
     if words.get("shared") == "added":
-        out = out + swiglu(ctx, weights, "shared", "shared_ffn", x)
+        out = out + swiglu(ctx, words, weights, "shared", "shared_ffn", x)
     return out, routing
+
+
+def combine(ctx: RankContext, words: Mapping[str, Any], weights: LayerWeights, y: Tensor, shares: Tensor) -> Tensor:
+    """The experts' products y [T, k, width], whole sums all of them, weighed by `shares` [T, k]: [T, hidden].
+
+    Where `latent`, the norm (if there is one) and the way back to the hidden size come behind the sum.
+    """
+    out = (shares[..., None] * y.to(ctx.accumulate())).sum(1).to(ctx.compute)
+    if not words.get("latent"):
+        return out
+    norm = optional(weights, "moe.latent_norm")
+    if norm is not None:
+        out = rms_norm(out, dense(norm, ctx.compute), ctx.model.words["eps"])
+    return column_linear(ctx, weights, "moe.latent_up", out)
 
 
 def _destinations(slots: Sequence[Sequence[int]], experts: int, chosen: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,7 +99,9 @@ def _destinations(slots: Sequence[Sequence[int]], experts: int, chosen: Tensor, 
     return place[:, 0], place[:, 1]
 
 
-def _through_experts(ctx: RankContext, experts: Experts, x: Tensor, local: Tensor, counts: Tensor) -> Tensor:
+def _through_experts(
+    ctx: RankContext, words: Mapping[str, Any], experts: Experts, x: Tensor, local: Tensor, counts: Tensor
+) -> Tensor:
     """Send rows x, sorted by ep slot, to their experts' ranks and bring the products back in the same order."""
     grid, comm = ctx.grid, ctx.comm
     ep_group, etp_group = grid.ep_group(ctx.at), grid.etp_group(ctx.at)
@@ -94,21 +114,21 @@ def _through_experts(ctx: RankContext, experts: Experts, x: Tensor, local: Tenso
     rows, ids = torch.cat(came), torch.cat(came_local)
     if grid.etp > 1:
         gathered = comm.all_gather(rows, etp_group)
-        partial = _products(ctx, experts, torch.cat(gathered), torch.cat(comm.all_gather(ids, etp_group)))
+        partial = _products(ctx, words, experts, torch.cat(gathered), torch.cat(comm.all_gather(ids, etp_group)))
         # A reduce-scatter with uneven parts, summed in rank order.
         parts = comm.all_to_all(torch.split(partial, [part.shape[0] for part in gathered]), etp_group)
         y = parts[0]
         for part in parts[1:]:
             y = y + part
     else:
-        y = _products(ctx, experts, rows, ids)
+        y = _products(ctx, words, experts, rows, ids)
     if grid.ep > 1:
         y = torch.cat(comm.all_to_all(torch.split(y, back_sizes), ep_group))
     return y
 
 
-def _products(ctx: RankContext, experts: Experts, x: Tensor, local: Tensor) -> Tensor:
-    """Each row through the expert `local` says: down(silu(gate x) * up x), grouped by expert; partial if etp > 1."""
+def _products(ctx: RankContext, words: Mapping[str, Any], experts: Experts, x: Tensor, local: Tensor) -> Tensor:
+    """Each row through the expert `local` says: down(gated(gate x, up x)), grouped by expert; partial if etp > 1."""
     order = torch.argsort(local, stable=True)
     out = torch.empty_like(x)
     start = 0
@@ -126,7 +146,7 @@ def _products(ctx: RankContext, experts: Experts, x: Tensor, local: Tensor) -> T
         gate, up = torch.cat(parts, dim=-1).chunk(2, dim=-1)
         down = dense_expert(experts.down, expert, ctx.compute)
         check_inner(f"experts.down, expert {expert} of this rank", down, gate)
-        out[rows] = functional.linear(functional.silu(gate) * up, down)
+        out[rows] = functional.linear(gated(words, gate, up), down)
     return out
 
 

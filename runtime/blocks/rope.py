@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,6 +79,16 @@ def make_rope(text: Mapping[str, Any], width: int, compute: torch.dtype, device:
     else:
         inverse = 1.0 / powers
     return Rope(inverse.to(device), factor)
+
+
+def turner(
+    words: Mapping[str, Any], text: Mapping[str, Any], width: int, positions: Tensor, compute: torch.dtype
+) -> Callable[[Tensor], Tensor]:
+    """What turns queries and keys [T, heads, >= width] at `positions` [T]; nothing does where the table says none."""
+    if words["rope"] == "none":
+        return lambda x: x
+    cos, sin = make_rope(text, width, compute, positions.device).turns(positions, compute)
+    return partial(rotate, words["rope"], cos=cos, sin=sin)
 
 
 def rotate(style: str, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

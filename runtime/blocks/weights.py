@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from runtime.blocks.mxfp4 import decode
 from shard_plans.errors import RuntimeFault
 
 
@@ -18,9 +19,9 @@ class Stored:
     values: Tensor
     """[rows, columns], [experts, rows, columns] or [length]."""
     scale: Tensor | None = None
-    """fp8_block: [.., ceil(rows / block rows), ceil(columns / block columns)], float32."""
+    """[.., ceil(rows / block rows), ceil(columns / block columns)]; fp8_block: float32, mxfp4_group: uint8."""
     format: str | None = None
-    """`fp8_block`, or None where the values are plain."""
+    """`fp8_block`, `mxfp4_group` (values are packed, two columns a byte), or None where the values are plain."""
     block: tuple[int, int] | None = None
     """Rows and columns that share one scale; the last block of a side may be partial."""
 
@@ -30,7 +31,7 @@ LayerWeights = Mapping[str, "Stored | tuple[Stored, ...]"]
 
 
 def dense(stored: Stored, dtype: torch.dtype) -> Tensor:
-    """The values in `dtype`, dequantised. Products of value and scale are rounded to float32, whatever `dtype` is."""
+    """The values in `dtype`, dequantised; fp8_block: value times scale rounded to float32, whatever `dtype` is."""
     return _dense(stored.values, stored.scale, stored, dtype)
 
 
@@ -95,12 +96,14 @@ def _dense(values: Tensor, scale: Tensor | None, stored: Stored, dtype: torch.dt
         if scale is not None or (values.is_floating_point() and values.element_size() == 1):
             raise RuntimeFault(f"{values.dtype} values {_shape(values)} came without a format; say how to read them")
         return values.to(dtype)
-    if stored.format != "fp8_block":
-        raise RuntimeFault(f"no block dequantises the format {stored.format}; the runtime has fp8_block")
+    if stored.format not in ("fp8_block", "mxfp4_group"):
+        raise RuntimeFault(f"no block dequantises the format {stored.format}; the runtime has fp8_block, mxfp4_group")
     if scale is None or stored.block is None:
         raise RuntimeFault(
-            f"fp8_block values {_shape(values)} came without {'scale' if scale is None else 'block size'}"
+            f"{stored.format} values {_shape(values)} came without {'scale' if scale is None else 'block size'}"
         )
+    if stored.format == "mxfp4_group":
+        return decode(values, scale, stored.block[1], dtype)
     rows, columns = values.shape[-2:]
     block_rows, block_columns = stored.block
     grid = (*values.shape[:-2], -(-rows // block_rows), -(-columns // block_columns))

@@ -8,27 +8,39 @@ from typing import Any
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Layer, Model
 
-MODEL_CHOICES: Mapping[str, tuple[str, ...]] = {"stream": ("plain",), "norm": ("rms",)}
-MODEL_NUMBERS = frozenset({"eps"})
+MODEL_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "stream": ("plain", "attn_res"),
+    "norm": ("rms",),
+    "tower": ("moonvit3d",),
+}
+MODEL_NUMBERS = frozenset({"eps", "res_block"})
 LAYER_CHOICES: Mapping[str, tuple[str, ...]] = {
-    "attn": ("gqa", "mla"),
+    "attn": ("gqa", "mla", "kda"),
     "qk_norm": ("per_head",),
-    "rope": ("half", "interleaved"),
+    "rope": ("half", "interleaved", "none"),
     "softmax_scale": ("yarn_mscale2",),
+    "decay": ("sigmoid",),
+    "gate": ("full_rank",),
+    "output_gate": ("elementwise",),
     "ffn": ("swiglu", "moe"),
-    "act": ("silu",),
+    "act": ("silu", "situ"),
     "score": ("softmax", "sigmoid"),
     "group_score": ("top2_sum", "max"),
     "shared": ("added",),
 }
-LAYER_NUMBERS = frozenset({"rope_part", "window", "latent_eps", "groups", "topk_groups", "scale"})
-LAYER_SWITCHES = frozenset({"router_bias", "renormalize"})
+LAYER_NUMBERS = frozenset(
+    {"rope_part", "window", "latent_eps", "groups", "topk_groups", "scale", "decay_bound", "beta", "linear_beta"}
+)
+LAYER_SWITCHES = frozenset({"router_bias", "renormalize", "latent"})
 NEEDED: Mapping[str, tuple[str, ...]] = {
-    "": ("attn", "ffn", "act", "rope"),
-    "mla": ("latent_eps",),
+    "": ("attn", "ffn", "act"),
+    "gqa": ("rope",),
+    "mla": ("rope", "latent_eps"),
+    "kda": ("decay", "decay_bound", "gate"),
+    "situ": ("beta", "linear_beta"),
     "moe": ("score",),
 }
-"""Words that a layer must have, always or beside a value of attn or ffn."""
+"""Words that a layer must have, always or beside a value of attn, ffn or act."""
 
 
 def check_model(model: Model) -> None:
@@ -37,6 +49,9 @@ def check_model(model: Model) -> None:
     for word in ("norm", "eps"):
         if model.words.get(word) is None:
             raise RuntimeFault(f"model: the family table {model.family} gives no {word}")
+    block = model.words.get("res_block")
+    if model.words.get("stream") == "attn_res" and (not isinstance(block, int) or block < 1):
+        raise RuntimeFault(f"model: stream attn_res needs a res_block of at least 1 layer, found {block}")
     for layer in model.forward_layers:
         check_layer(model, layer)
 
@@ -47,7 +62,7 @@ def check_layer(model: Model, layer: Layer) -> None:
     if layer.mtp:
         raise RuntimeFault(f"{where} is a multi-token-prediction layer, which the forward pass doesn't run")
     _check_words(where, layer.words, LAYER_CHOICES, LAYER_NUMBERS, LAYER_SWITCHES)
-    kinds = ("", layer.words.get("attn"), layer.words.get("ffn"))
+    kinds = ("", *(layer.words.get(slot) for slot in ("attn", "ffn", "act")))
     for word in (word for kind in kinds for word in NEEDED.get(kind or "", ())):
         if layer.words.get(word) is None:
             raise RuntimeFault(f"{where}: the family table {model.family} gives no {word}")

@@ -96,6 +96,7 @@ def _exact(outcome: Outcome, compared: bool) -> list[Check | None]:
 def _alone(outcome: Outcome, relative: Callable[[str, str], Check | None], ties: str) -> list[Check | None]:
     """The checks that a near-tie doesn't spoil: each layer alone, and the replicas among themselves."""
     return [
+        relative("vision", "relative error of one of the images' tokens"),
         relative("layers", "relative error of a layer's contribution to one token, fed with the reference's input"),
         make_check("routing", outcome.measures, 0.0, f"{outcome.wrong} of {outcome.routed} routes differ{ties}"),
         relative("replicas", f"relative error of one token's logits, over {outcome.agreed} tokens"),
@@ -105,6 +106,7 @@ def _alone(outcome: Outcome, relative: Callable[[str, str], Check | None], ties:
 def _smoke(outcome: Outcome) -> list[Check | None]:
     measures: tuple[Measure, ...] = outcome.measures
     return [
+        make_check("vision", measures, COSINE, f"least cosine of the images' tokens; {SMOKE}", high=False),
         make_check("layers", measures, COSINE, f"least cosine, fed with the reference's input; {SMOKE}", high=False),
         _agreement(outcome),
         make_check("replicas", measures, COSINE, f"least cosine; {SMOKE}", high=False),
@@ -141,6 +143,11 @@ def not_checked(ran: Ran, generated: bool) -> tuple[str, ...]:
             "The reference is reshard's own forward pass over the checkpoint: it shares the family table and the layer "
             "arithmetic with the ranks, so a wrong row of the table fools both. Only another implementation's logits "
             "(--logits-out, and transformers) can confirm those."
+        )
+    if ran.opened.model.words.get("tower") is not None and not ran.figures.get("images"):
+        said.append(
+            "The ids came without images: the vision tower was neither loaded nor run. Give --input-ids a file with "
+            "pixel_values and grid_thw."
         )
     extra = len(ran.opened.model.layers) - len(ran.opened.model.forward_layers)
     if extra and ran.opened.plan.mtp == "keep":

@@ -14,8 +14,9 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from runtime.blocks import forward
+from runtime.blocks import forward, vision
 from runtime.blocks.forward import RankContext, Routing
+from runtime.blocks.images import Images
 from runtime.blocks.weights import LayerWeights, Stored
 from runtime.loading.reading import as_stored, empty_bytes, fill, open_file
 from shard_plans.checkpoints.checkpoint import Checkpoint
@@ -51,13 +52,15 @@ class StoredWeights:
             self._layers.setdefault(place, []).append(parameter)
 
     def section(self, place: int | str, device: torch.device, roles: Iterable[str] | None = None) -> LayerWeights:
-        """Parameters of a layer, or of `first` or `last`, by role (`roles`: only these), on `device`."""
+        """Parameters of a layer, or of `first`, `vision` or `last`, by role (`roles`: only these), on `device`."""
         weights: dict[str, Stored | tuple[Stored, ...]] = {}
         for parameter in self._layers.get(place, ()):
             if roles is None or parameter.role in roles:
                 parts = {part.kind: self._part(part, parameter.per_expert).to(device) for part in parameter.parts}
                 format = None if parameter.format is None else parameter.format.name
-                weights[parameter.role] = Stored(parts["values"], parts.get("scale"), format, parameter.block)
+                number = "" if parameter.number is None else f".{parameter.number}"
+                role = parameter.role.replace(".", f"{number}.", 1)  # vision.qkv of block 3: vision.3.qkv
+                weights[role] = Stored(parts["values"], parts.get("scale"), format, parameter.block)
         return weights
 
     def _part(self, part: Part, stacked: bool) -> Tensor:
@@ -101,14 +104,16 @@ class Reference:
         """Bytes of the checkpoint read so far."""
         return self._weights.bytes_read
 
-    def begin(self, ids: Tensor) -> Tensor:
-        """Embed the ids [tokens] and start over at the first layer; returns the stream into it."""
+    def begin(self, ids: Tensor, images: Images | None = None) -> Tensor:
+        """Embed the ids [tokens], and the images in them, and start over at the first layer; returns its input."""
         device = self.context.device
         ids = ids.to(device)
         self._layers = iter(self.context.model.forward_layers)
         self._positions = torch.arange(len(ids), device=device)
         with torch.no_grad():
-            self._x = forward.embed(self.context, self._weights.section("first", device), ids)
+            tower = {} if images is None else self._weights.section("vision", device)
+            seen = None if images is None else vision.see(self.context, tower, images, ids)
+            self._x = forward.embed(self.context, self._weights.section("first", device), ids, seen)
         return self._x
 
     def next_layer(self) -> Record:

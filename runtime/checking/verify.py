@@ -9,6 +9,7 @@ from torch import Tensor
 
 from runtime.blocks import forward, stream
 from runtime.blocks.forward import Routing
+from runtime.blocks.images import Images
 from runtime.blocks.weights import LayerWeights
 from runtime.checking.checks import Measure, worst
 from runtime.checking.compare import NOISE, Routed, compare_routing, cosine, layer_error, relative, relative_margin
@@ -36,7 +37,9 @@ class Ladder:
     Without a reference it only notes near-ties, after which replicas may differ.
     """
 
-    def __init__(self, run: RankRun, ids: Tensor, compare: bool, reference: Reference | None) -> None:
+    def __init__(
+        self, run: RankRun, ids: Tensor, compare: bool, reference: Reference | None, images: Images | None = None
+    ) -> None:
         """`compare`: there is a reference, which is given on rank 0 alone."""
         self.run, self.ctx = run, run.ctx
         self._compare, self._reference = compare, reference
@@ -45,7 +48,7 @@ class Ladder:
         self._positions = torch.arange(len(ids), device=run.ctx.device)
         self._start = self._out = torch.empty(0)
         if compare:
-            self._out = self._share(None if reference is None else reference.begin(ids))
+            self._out = self._share(None if reference is None else reference.begin(ids, images))
         self._routing: tuple[Tensor, Tensor] | None = None
         self._drift = 0.0
         self.clean = len(ids)
@@ -64,6 +67,17 @@ class Ladder:
     def measures(self) -> list[Measure]:
         """The worst of each kind."""
         return list(self._worst.values())
+
+    def placed(self, tokens: Tensor, x: Tensor) -> None:
+        """Compare what the images became."""
+        if not self._compare:
+            return
+        where, ours, theirs = f"rank {self.ctx.at.rank}", x[tokens], self._out[tokens]
+        if exact(self.ctx.compute):
+            error, row = layer_error(torch.zeros_like(theirs), ours, theirs)
+            self._note("vision", error, f"{where}, token {int(tokens[row])}")
+        else:
+            self._note("vision", cosine(ours, theirs), where, high=False)
 
     def before(self, layer: Layer) -> None:
         """Run the reference's layer and hand its result round."""

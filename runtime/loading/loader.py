@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from runtime.blocks.weights import LayerWeights, Stored
-from runtime.loading.sections import FIRST, LAST, section_of, section_words
+from runtime.loading.sections import FIRST, LAST, VISION, section_of, section_words
 from runtime.loading.shelf import Shard, open_shard
 from shard_plans.documents.manifest import Manifest
 from shard_plans.errors import ManifestError, ReshardError, RuntimeFault
@@ -40,6 +40,8 @@ class LoadOptions:
     budget: int = 0
     """Bytes of sections that stay in memory from one pass to the next; the first ones in order stay."""
     threads: int = 2
+    tower: bool = False
+    """Load the vision tower, and nothing else; otherwise everything but the tower."""
 
 
 class Loader:
@@ -84,7 +86,7 @@ class Loader:
             for file in names:
                 for name in self._shards[file].tensors:
                     section, short = section_of(name)
-                    if section < layers or section == LAST:
+                    if name.startswith(VISION) == self.options.tower and (section < layers or section == LAST):
                         self._parts.setdefault((rank, section), {})[short] = (file, name)
             last, first = self._parts.get((rank, LAST)), self._parts.get((rank, FIRST), {})
             if last and "head" not in last and "embed" in first:
@@ -180,7 +182,7 @@ class Loader:
     def _schedule(self, wanted: int) -> None:
         """Queue sections up to the look-ahead, and at least up to turn `wanted`; the lock is held."""
         limit = max(min(self._floor + self._ahead, self._asked), wanted)
-        while self._scheduled <= limit:
+        while self.sections and self._scheduled <= limit:
             turn, section = self._scheduled, self.sections[self._scheduled % len(self.sections)]
             self._scheduled += 1
             self._left[turn] = len(self._users[section])
@@ -230,8 +232,7 @@ class Loader:
             thread.join()
         for shard in self._shards.values():
             shard.close()
-        self._shards = {}
-        self._present = {}
+        self._shards, self._present = {}, {}
 
     def __enter__(self) -> Loader:
         return self

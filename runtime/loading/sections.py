@@ -6,7 +6,9 @@ from shard_plans.errors import ManifestError
 
 FIRST, LAST = -1, 1 << 30
 """Outside the layers: the embedding, and the final norm with the head; other sections are layer numbers."""
-OUTSIDE = {"embed": FIRST, "norm": LAST, "head": LAST}
+OUTSIDE = {"embed": FIRST, "out.res_norm": LAST, "out.res_proj": LAST, "norm": LAST, "head": LAST}
+VISION = "vision."
+"""What the tower's tensors begin with: they are loaded with the embedding, where images come in."""
 
 
 def section_of(name: str) -> tuple[int, str]:
@@ -14,6 +16,8 @@ def section_of(name: str) -> tuple[int, str]:
     if name.startswith("layers."):
         _, number, short = name.split(".", 2)
         return int(number), short
+    if name.startswith(VISION):
+        return FIRST, name
     role = name.removesuffix(".scale")
     if role not in OUTSIDE:
         raise ManifestError(f"tensor {name} belongs to no layer, and isn't {', '.join(OUTSIDE)}: nothing can use it")

@@ -40,6 +40,11 @@ def _formats() -> dict[str, Any]:
     return dict(data)
 
 
+def pack_of(name: str) -> int:
+    """Values in one stored element of the format `name`; 1 for one that isn't known."""
+    return int(_formats().get(name, {}).get("values", {}).get("pack", 1))
+
+
 def config_format(config: Mapping[str, Any]) -> Format | None:
     """The format that config.quantization_config names; None where there is no such section.
 

@@ -135,7 +135,7 @@ def test_weights_that_do_not_fit_the_blocks_are_refused(what: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"attn": "kda"}, "layer 0: no block for attn: kda; the runtime has gqa, mla"),
+        ({"attn": "gdn"}, "layer 0: no block for attn: gdn; the runtime has gqa, mla, kda"),
         ({"sinks": True}, "no block for sinks"),
         ({"renormalize": "clamp"}, "renormalize is 'clamp'"),
         ({"window": "wide"}, "window is 'wide', a number is needed"),

@@ -31,6 +31,10 @@ class Diary:
 
     entries: list[tuple[str, int]] = field(default_factory=list)
 
+    def placed(self, tokens: torch.Tensor, x: torch.Tensor) -> None:
+        """Note it."""
+        self.entries.append(("placed", len(tokens)))
+
     def before(self, layer: Layer) -> None:
         """Note it."""
         self.entries.append(("before", layer.index))

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from converter.convert import ConvertResult, convert
+from converter.options import WHOLE, ConvertOptions
+from converter.output.parts import Part
 from converter.streams.workers import Progress
 from shard_plans.checkpoints.checkpoint import open_checkpoint
 from shard_plans.documents.plan import Plan
@@ -29,11 +33,23 @@ def converted(
     workers: int = 2,
     plan: Plan | None = None,
     progress: Progress | None = None,
+    ranks: tuple[int, ...] | None = None,
+    fresh: bool = False,
+    part: Part = WHOLE,
+    sha256: bool = False,
 ) -> ConvertResult:
     """Convert the checkpoint in `folder` into `out`, by a plan of these sizes or the plan given."""
     binding = bound(folder)
     plan = plan or make_plan(binding, sizes, mtp)
-    return convert(binding.checkpoint, binding, plan, place(binding, plan), out, workers, progress)
+    options = ConvertOptions(ranks, fresh, part, sha256=sha256)
+    return convert(binding.checkpoint, binding, plan, place(binding, plan), out, workers, progress, options)
+
+
+def small_chunks(patch: pytest.MonkeyPatch, size: int) -> None:
+    """Let chunks be that small, so that tiny tensors have many."""
+    modules = ("check", "streams.hashing", "forward.move", "forward.units")
+    for module in (*(f"converter.{name}" for name in modules), "shard_plans.documents.shard_manifest"):
+        patch.setattr(f"{module}.CHUNK", size)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -98,7 +98,10 @@ ROLES = {
     "mlp.down_proj": "mlp.down", "mlp.shared_experts.gate_proj": "shared.gate",
     "mlp.shared_experts.up_proj": "shared.up", "mlp.shared_experts.down_proj": "shared.down",
 }  # fmt: skip
-TP_ROWS = ("attn.q", "attn.q_b", "attn.kv_b", "mlp.gate", "mlp.up", "shared.gate", "shared.up")
+TP_ROWS = (
+    "attn.q", "attn.q_b", "attn.kv_b", "attn.gate", "mlp.gate", "mlp.up", "shared.gate", "shared.up", "kda.q", "kda.k",
+    "kda.v", "kda.q_conv", "kda.k_conv", "kda.v_conv", "kda.f_b", "kda.b", "kda.A_log", "kda.dt_bias",
+)  # fmt: skip
 TP_COLUMNS = ("attn.o", "mlp.down", "shared.down")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +32,9 @@ class Watch:
     routes: dict[int, Tensor] = field(default_factory=dict)
     hidden: dict[int, Tensor] = field(default_factory=dict)
 
+    def placed(self, tokens: Tensor, x: Tensor) -> None:
+        """Nothing to do."""
+
     def before(self, layer: Layer) -> None:
         """Nothing to do."""
 
@@ -52,8 +55,10 @@ class Computed:
     """One a rank."""
 
 
-def run_output(out: Path, ids: Tensor, compute: torch.dtype = torch.float32) -> Computed:
-    """One prefill of ids [tokens] over all virtual ranks of `out`."""
+def run_output(
+    out: Path, ids: Tensor, compute: torch.dtype = torch.float32, chunks: Sequence[int] | None = None
+) -> Computed:
+    """One prefill of ids [tokens] over all virtual ranks of `out`; or a pass for each chunk, through the cache."""
     opened = open_output(out)
     grid = opened.plan.grid
     watches = [Watch() for _ in range(grid.world)]
@@ -64,7 +69,13 @@ def run_output(out: Path, ids: Tensor, compute: torch.dtype = torch.float32) -> 
             at = grid.coordinate(comm.rank)
             ctx = RankContext(grid, at, comm, opened.model, opened.plan.experts, compute, CPU)
             run = RankRun(ctx, loader, opened.plan.stages, lockstep=True)
-            return forward_pass(run, ids, torch.arange(len(ids)), None, watches[comm.rank])
+            caches = None if chunks is None else run.new_caches()
+            parts = [
+                forward_pass(run, ids[places], places, caches, watches[comm.rank])
+                for places in torch.split(torch.arange(len(ids)), list(chunks or [len(ids)]))
+            ]
+            scores = [part for part in parts if part is not None]
+            return torch.cat(scores) if scores else None
 
         found = VirtualWorld(grid.world).run(rank)
     return Computed([scores for scores in found if scores is not None], watches)

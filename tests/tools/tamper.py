@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 CHUNK = 4 << 20
-ITEM = {"F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4, "I64": 8}
+ITEM = {"U8": 1, "F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4, "I64": 8}
 
 
 @dataclass

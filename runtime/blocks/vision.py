@@ -1,0 +1,155 @@
+"""The vision tower MoonViT3d: patches of images to tokens. Every rank of the first stage holds it whole.
+
+The patch projection is a 14 x 14 convolution with that stride, hence one product a patch. Positions: a learned table,
+stretched bilinearly over each image, and between frames sines and cosines; then 2-D RoPE in every block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from runtime.blocks.attention import attend
+from runtime.blocks.context import RankContext
+from runtime.blocks.images import Images, Tower, read_tower
+from runtime.blocks.linear import check_inner, column_linear
+from runtime.blocks.norms import rms_norm
+from runtime.blocks.projector import project
+from runtime.blocks.rope import rotate
+from runtime.blocks.weights import LayerWeights, Readings, dense, take
+from shard_plans.errors import RuntimeFault
+
+BASE = 10000.0
+"""Of RoPE's frequencies and of the frames' ones."""
+
+
+def look(ctx: RankContext, weights: LayerWeights, images: Images) -> Tensor:
+    """The tokens of `images`, in order: [tokens, hidden] in the compute dtype. Reads every vision.* weight."""
+    tower, read = read_tower(ctx.model), Readings(weights)
+    try:
+        x = project(ctx, read, merge(tower, look_at_patches(ctx, tower, read, images), images), tower.eps)
+        read.refuse_unread()
+    except RuntimeFault as fault:
+        raise RuntimeFault(f"vision tower: {fault}") from fault
+    return x
+
+
+def see(ctx: RankContext, weights: LayerWeights, images: Images, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of the token ids [T] stand for pieces of `images` [tokens], and what becomes of these [tokens, hidden]."""
+    placeholder, vectors = read_tower(ctx.model).placeholder, look(ctx, weights, images)
+    tokens = (ids == placeholder).nonzero().flatten()
+    if len(tokens) != len(vectors):
+        raise RuntimeFault(
+            f"{len(tokens)} token ids are the placeholder {placeholder}, the images make {len(vectors)} tokens"
+        )
+    return tokens, vectors
+
+
+def look_at_patches(ctx: RankContext, tower: Tower, weights: LayerWeights, images: Images) -> Tensor:
+    """Patches through all blocks and the last norm: [patches, vt]."""
+    wide = ctx.accumulate()
+    # A norm without an eps takes the machine epsilon of what it accumulates in (torch from 2.7 on).
+    eps = torch.finfo(wide).eps
+    x = embed_patches(ctx, weights, images)
+    turn = turns(images, ctx.size("vt_qkv") // tower.heads, wide, ctx.device)
+    lengths = [frames * rows * columns for frames, rows, columns in images.grids]
+    for block in range(ctx.size("vt_count")):
+        name = f"vision.{block}"
+        h = rms_norm(x, dense(take(weights, f"{name}.norm0"), ctx.compute), eps)
+        x = x + attention(ctx, tower.heads, weights, name, h, lengths, turn)
+        h = rms_norm(x, dense(take(weights, f"{name}.norm1"), ctx.compute), eps)
+        h = functional.gelu(column_linear(ctx, weights, f"{name}.fc0", h), approximate="tanh")
+        x = x + column_linear(ctx, weights, f"{name}.fc1", h)
+    return rms_norm(x, dense(take(weights, "vision.norm"), ctx.compute), eps)
+
+
+def embed_patches(ctx: RankContext, weights: LayerWeights, images: Images) -> Tensor:
+    """Patches and their positions in the image: [patches, vt]. Reads vision.patch and vision.pos."""
+    kernel = dense(take(weights, "vision.patch"), ctx.compute).flatten(1)
+    pixels = images.pixels.to(ctx.device, ctx.compute).flatten(1)
+    check_inner("vision.patch", kernel, pixels)
+    x, table = functional.linear(pixels, kernel), dense(take(weights, "vision.pos"), ctx.compute)
+    parts = []
+    for frames, rows, columns in images.grids:
+        flat = stretch(stretch(table, rows, 0), columns, 1).reshape(rows * columns, -1)
+        part = flat.expand(frames, -1, -1)
+        if frames > 1:
+            part = part + frame_table(frames, table.shape[-1], ctx.accumulate(), ctx.device)[:, None].to(ctx.compute)
+        parts.append(part.reshape(-1, table.shape[-1]))
+    return x + torch.cat(parts)
+
+
+def stretch(table: Tensor, count: int, axis: int) -> Tensor:
+    """`table` with `count` entries along `axis`, linear between neighbours; edges of cells meet, not centres."""
+    length = table.shape[axis]
+    if count == length:
+        return table
+    wide = torch.promote_types(table.dtype, torch.float32)
+    at = ((torch.arange(count, device=table.device).to(wide) + 0.5) * (length / count) - 0.5).clamp_min(0)
+    low = at.floor().long().clamp_max(length - 1)
+    high = (low + 1).clamp_max(length - 1)
+    shape = [count if dim == axis else 1 for dim in range(table.dim())]
+    part = (at - low).view(shape)
+    first, second = table.index_select(axis, low), table.index_select(axis, high)
+    return (first.to(wide) * (1 - part) + second.to(wide) * part).to(table.dtype)
+
+
+def frame_table(frames: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[frames, width]: sines, then cosines, of the frame's number."""
+    powers = torch.arange(width // 2, device=device).to(dtype) / (width / 2)
+    angles = torch.arange(frames, device=device).to(dtype)[:, None] / BASE**powers
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+def turns(images: Images, width: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosine and sine [patches, width / 2] of RoPE: pairs of dimensions turn by column and by row in alternation."""
+    inverse = BASE ** -(torch.arange(0, width, 4, device=device).to(dtype) / width)
+    parts = []
+    for frames, rows, columns in images.grids:
+        x = torch.arange(columns, device=device).to(dtype)[None, :, None] * inverse
+        y = torch.arange(rows, device=device).to(dtype)[:, None, None] * inverse
+        both = torch.stack([x.expand(rows, -1, -1), y.expand(-1, columns, -1)], dim=-1)
+        parts.append(both.reshape(rows * columns, width // 2).repeat(frames, 1))
+    angles = torch.cat(parts)
+    return angles.cos(), angles.sin()
+
+
+def attention(
+    ctx: RankContext,
+    heads: int,
+    weights: LayerWeights,
+    name: str,
+    x: Tensor,
+    lengths: Sequence[int],
+    turn: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Every patch attends to all of its image, frames included: [patches, vt]. Reads NAME.qkv (q|k|v) and NAME.o.
+
+    `lengths` are the patches of each image, `turn` the cosine and sine of their positions.
+    """
+    qkv = column_linear(ctx, weights, f"{name}.qkv", x)
+    q, k, v = qkv.view(len(x), 3, heads, -1).unbind(1)
+    q, k = (rotate("interleaved", part.to(turn[0].dtype), *turn).to(x.dtype) for part in (q, k))
+    parts, scale = [], float(q.shape[-1] ** -0.5)
+    start = 0
+    for length in lengths:
+        image = slice(start, start + length)
+        at = torch.zeros(length, dtype=torch.int64, device=x.device)  # one position: nothing is hidden
+        parts.append(attend(q[image], k[image], v[image], scale, at, at, None))
+        start += length
+    return column_linear(ctx, weights, f"{name}.o", torch.cat(parts))
+
+
+def merge(tower: Tower, x: Tensor, images: Images) -> Tensor:
+    """Patches [patches, vt] to [tokens, merge * vt]: the mean over frames, then neighbours one behind the other."""
+    high, across = tower.merge
+    parts, start = [], 0
+    for frames, rows, columns in images.grids:
+        image = x[start : start + frames * rows * columns]
+        start += len(image)
+        image = image.view(frames, rows // high, high, columns // across, across, -1).mean(0).transpose(1, 2)
+        parts.append(image.reshape((rows // high) * (columns // across), -1))
+    return torch.cat(parts)

@@ -1,0 +1,94 @@
+"""Conversions that are killed, or whose system calls fail, at a moment of the test's choosing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from converter.forward import move, units
+from tests.tools.converted import small_chunks
+
+CALLS = ("pwrite", "write", "fsync", "rename", "unlink", "open")
+"""Calls by which a conversion changes what lies on the disk, or asks for it to be there."""
+
+
+def many_units(patch: pytest.MonkeyPatch) -> None:
+    """Small chunks and units, and an entry in the journal after each unit: tiny checkpoints have many moments."""
+    small_chunks(patch, 4096)
+    patch.setattr(units, "UNIT", 16 << 10)
+    patch.setattr(move, "COMMIT", 0.0)
+
+
+def at_call(names: tuple[str, ...], number: int, act: Callable[[], object]) -> Callable[[], int]:
+    """Call `act` before the call of that number; returns how to ask how many there were. Patches `os` for good."""
+    count = 0
+
+    def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == number:
+                act()
+            return call(*arguments, **options)
+
+        return counted
+
+    for name in names:
+        setattr(os, name, wrap(getattr(os, name)))
+    return lambda: count
+
+
+def die() -> None:
+    """Be killed at once."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail(number: int) -> Callable[[], None]:
+    """What raises the system's error of that number."""
+
+    def act() -> None:
+        raise OSError(number, os.strerror(number))
+
+    return act
+
+
+NO_SPACE, BROKEN = fail(errno.ENOSPC), fail(errno.EIO)
+
+
+def start(work: Callable[[], object], report: Path | None = None) -> int:
+    """Do `work` in a child process; returns its number. What it returned is written into `report`."""
+    child = os.fork()
+    if not child:
+        code = 99
+        try:
+            result = work()
+            if report is not None:
+                report.write_text(str(result))
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return child
+
+
+def wait(child: int) -> int:
+    """The exit code of a child; negative: of a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def forked(work: Callable[[], object], kill_after: float | None = None, report: Path | None = None) -> int:
+    """Do `work` in a child process and wait for it; kill it after so many seconds, where they are given."""
+    child = start(work, report)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(child, signal.SIGKILL)
+    return wait(child)
