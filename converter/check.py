@@ -6,18 +6,17 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import xxhash
 
 from converter.backward.agreement import disagreements
 from converter.backward.deep import compare
 from converter.backward.gather import Shards
 from converter.findings import CheckResult, Failure, summed_up
-from converter.output.carry import SOURCE
+from converter.output.carry import PLAN, SOURCE
+from converter.output.parts import is_leftover, unfinished_words
+from converter.output.sums import SUMS
 from converter.streams.hashing import CHUNK, file_digest
 from converter.streams.reading import Reader
 from converter.streams.workers import Meter, Progress, run_all
@@ -31,18 +30,22 @@ from shard_plans.documents.manifest import (
     read_manifest,
     read_shard_manifest,
 )
-from shard_plans.errors import CheckpointError, ManifestError
+from shard_plans.documents.plan import read_plan
+from shard_plans.errors import CheckpointError, ManifestError, ReshardError
 
 __all__ = ["CheckResult", "Failure", "check"]
 
 
-def check(out: Path, deep: Path | None = None, workers: int = 4, progress: Progress | None = None) -> CheckResult:
+def check(out: Path, deep: Path | None = None, workers: int = 8, progress: Progress | None = None) -> CheckResult:
     """Check the finished output `out`; with `deep`, also put that checkpoint together from it and compare.
 
     Raises ManifestError where there is no finished output, CheckpointError where `deep` isn't its checkpoint.
     """
     if not (out / ROOT).is_file():
-        raise ManifestError(f"{out} holds no {ROOT}: it isn't an output of reshard, or its conversion isn't finished")
+        words = unfinished_words(out)
+        raise ManifestError(
+            f"{out} holds no {ROOT}: it isn't an output of reshard, or its conversion isn't finished{words}"
+        )
     checkpoint = open_checkpoint(deep) if deep is not None else None
     try:
         root = read_manifest(out)
@@ -71,10 +74,22 @@ def check(out: Path, deep: Path | None = None, workers: int = 4, progress: Progr
         lost = {failure.file for failure in broken if failure.reason.startswith(_SHORT)}
         if checkpoint is not None and not lost:
             failures += compare(shards, checkpoint, workers, meter)
-    return summed_up(len(root.files), sum(len(manifest.tensors) for manifest in manifests), failures)
+    tensors = sum(len(manifest.tensors) for manifest in manifests)
+    return summed_up(len(root.files), tensors, failures, _absent(out, root))
 
 
 _SHORT = "is cut short or lost:"
+
+
+def _absent(out: Path, root: Manifest) -> tuple[int, ...]:
+    """Ranks of the plan that the output wasn't made for."""
+    if root.partial is None:
+        return ()
+    try:
+        world = read_plan(out / PLAN).grid.world
+    except ReshardError:
+        return ()  # reported with the documents
+    return tuple(sorted(set(range(world)).difference(root.partial)))
 
 
 def _documents(out: Path, root: Manifest) -> Iterator[Failure]:
@@ -92,12 +107,13 @@ def _documents(out: Path, root: Manifest) -> Iterator[Failure]:
 
 def _foreign(out: Path, root: Manifest) -> Iterator[Failure]:
     """Files that no manifest lists."""
-    known = {ROOT, *(file.name for file in root.documents), *(f"{SOURCE}/{file.name}" for file in root.carried)}
+    known = {ROOT, SUMS, *(file.name for file in root.documents)}
+    known |= {f"{SOURCE}/{file.name}" for file in root.carried}
     known |= {name for file in root.files for name in (file.name, file.manifest)}
     for base, _, names in os.walk(out):
         for name in names:
             path = os.path.relpath(os.path.join(base, name), out)
-            if path not in known:
+            if path not in known and not is_leftover(path):
                 yield Failure(path, None, f"isn't part of this output: {ROOT} doesn't list it")
 
 
@@ -142,25 +158,19 @@ def _frame(out: Path, manifest: ShardManifest) -> Iterator[Failure]:
         yield Failure(name, left, "is in the header, but not in the manifest")
 
 
-@dataclass(slots=True)
-class _Hands:
-    reader: Reader
-    buffer: np.ndarray[Any, np.dtype[np.uint8]]
-
-
 def _tensors(out: Path, manifests: list[ShardManifest], workers: int, meter: Meter) -> list[Failure]:
     """Tensors whose bytes don't have the digest stated."""
     failures: list[Failure] = []
 
     @contextmanager
-    def worker() -> Iterator[_Hands]:
-        with Reader(out, ManifestError) as reader:
-            yield _Hands(reader, np.empty(CHUNK, np.uint8))
+    def worker() -> Iterator[Reader]:
+        with Reader(out, ManifestError, room=CHUNK) as reader:
+            yield reader
 
-    def work(hands: _Hands, item: tuple[ShardManifest, ManifestTensor]) -> None:
+    def work(reader: Reader, item: tuple[ShardManifest, ManifestTensor]) -> None:
         manifest, tensor = item
         try:
-            failures.extend(_chunks(hands, manifest, tensor))
+            failures.extend(_chunks(reader, manifest, tensor))
         except ManifestError as error:
             failures.append(Failure(manifest.file, tensor.name, str(error)))
         meter.add(tensor.nbytes)
@@ -179,11 +189,11 @@ def _whole_tensors(out: Path, manifests: list[ShardManifest]) -> Iterator[tuple[
                 yield manifest, tensor
 
 
-def _chunks(hands: _Hands, manifest: ShardManifest, tensor: ManifestTensor) -> Iterator[Failure]:
+def _chunks(reader: Reader, manifest: ShardManifest, tensor: ManifestTensor) -> Iterator[Failure]:
     start = manifest.header_size + tensor.offset
     for number, first in enumerate(range(0, max(tensor.nbytes, 1), CHUNK)):
         length = min(CHUNK, tensor.nbytes - first)
-        data = hands.reader.read(manifest.file, start + first, hands.buffer.data[:length])
+        data = reader.fetch(manifest.file, start + first, length)
         found = xxhash.xxh3_128_hexdigest(data)
         stated = tensor.chunks[16 * number : 16 * number + 16].hex() if tensor.chunks else tensor.xxh3
         if found != stated:

@@ -20,18 +20,25 @@ from shard_plans.options import SIZES, Verb, contradictions, family_option, json
 @click.option("--plan", type=click.Path(), help="The plan that plan-memory wrote; else give the sizes.")
 @sizes_options
 @family_option
-@click.option("--workers", default=4, show_default=True, type=click.IntRange(1, 64), help="Threads that move bytes.")
+@click.option("--ranks", metavar="LIST", help="Only the files of these ranks, such as 8-15.")
+@click.option("--part", metavar="I/N", help="Make one of N parts in a shared folder; the last one in finishes it.")
+@click.option("--workers", default=8, show_default=True, type=click.IntRange(1, 64), help="Threads that move bytes.")
+@click.option(
+    "--buffer", default=8, show_default=True, type=click.IntRange(1, 1024), help="MiB that a thread moves at a time."
+)
+@click.option("--sha256", is_flag=True, help="Also write SHA256SUMS, for outputs that are signed or published.")
+@click.option("--fresh", is_flag=True, help="Begin again, whatever an interrupted conversion left.")
 @json_option
 @click.pass_context
 def convert_command(
-    ctx: click.Context, /, checkpoint: str, out: str, plan: str | None, as_json: bool, **options: Any
+    ctx: click.Context, /, checkpoint: str, out: str, plan: str | None, buffer: int, as_json: bool, **options: Any
 ) -> None:
     """Stream a checkpoint into hashed per-rank binaries."""
     clash = contradictions(ctx, SIZES)
     if plan and clash:
         raise click.UsageError(f"--plan contradicts {', '.join(clash)}: the plan says it already")
     with progress("converting") as advance:
-        result = convert(checkpoint, out, plan, progress=advance, **options)
+        result = convert(checkpoint, out, plan, progress=advance, buffer=buffer << 20, **options)
     if as_json:
         emit(asdict(result))
     else:

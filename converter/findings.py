@@ -29,12 +29,14 @@ class CheckResult:
     tensors: int
     """Shard tensors looked at."""
     failures: tuple[Failure, ...]
+    absent: tuple[int, ...] = ()
+    """Ranks of the plan that a partial output doesn't hold: nothing was checked for them."""
 
 
-def summed_up(files: int, tensors: int, failures: Iterable[Failure]) -> CheckResult:
+def summed_up(files: int, tensors: int, failures: Iterable[Failure], absent: tuple[int, ...] = ()) -> CheckResult:
     """The result, failures in a fixed order and not more than can be read."""
     found = sorted(set(failures), key=lambda failure: (failure.file, failure.tensor or "", failure.reason))
     listed = found[:MOST]
     if len(found) > MOST:
         listed.append(Failure("", None, f"{len(found) - MOST} more failures"))
-    return CheckResult(not found, files, tensors, tuple(listed))
+    return CheckResult(not found, files, tensors, tuple(listed), absent)

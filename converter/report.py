@@ -6,12 +6,18 @@ from converter.convert import ConvertResult
 from converter.findings import CheckResult
 from converter.restore import RestoreResult
 from shard_plans.console import out, size
+from shard_plans.placement.experts import format_ids
 
 
 def show_convert(result: ConvertResult) -> None:
     """What was moved, and how fast."""
     console = out()
-    if not result.bytes_written:
+    if result.part is not None:
+        left = f"missing: parts {format_ids(result.missing)}" if result.missing else "nothing is missing"
+        console.print(f"part {result.part} is made; {left}")
+        if not result.bytes_written and not result.bytes_kept:
+            return
+    if not result.bytes_written and not result.bytes_kept:
         console.print("the same conversion lies there whole; every byte was compared, nothing was written")
         return
     rate = result.bytes_written / result.seconds if result.seconds else 0.0
@@ -19,6 +25,8 @@ def show_convert(result: ConvertResult) -> None:
         f"{result.tensors:,} tensors for {result.ranks} ranks: read {size(result.bytes_read)}, wrote "
         f"{size(result.bytes_written)} in {result.seconds:.1f} s ({size(rate)}/s)"
     )
+    if result.bytes_kept:
+        console.print(f"{size(result.bytes_kept)} were there already, from an interrupted conversion, and are right")
     if result.skipped:
         console.print(f"{result.skipped:,} stored tensors were left out, as the plan says (manifest.json names them)")
 
@@ -29,6 +37,8 @@ def show_check(result: CheckResult, deep: bool) -> None:
     what = "hashes, and every byte against the checkpoint" if deep else "hashes"
     verdict = "[green]passed[/green]" if result.passed else "[red]failed[/red]"
     console.print(f"{verdict}: {result.files} files, {result.tensors:,} tensors ({what})")
+    if result.absent:
+        console.print(f"not there, so not checked: ranks {format_ids(result.absent)} (converted with --ranks)")
     for failure in result.failures:
         where = ", ".join(word for word in (failure.file, failure.tensor) if word)
         console.print(f"  {where}: {failure.reason}", markup=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -11,21 +10,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from converter.backward.frames import StoredTensor, make_frame, smaller_index
 from converter.backward.gather import BLOCK, Array, Shards, blocks, growth, items, overlap, put, whole
+from converter.backward.regions import Regions, in_items, shared
 from converter.check import check
-from converter.output.carry import HEADERS, SOURCE
+from converter.output.carry import SOURCE
 from converter.output.partial import PARTIAL, check_space, partial_path, publish, remove_empty, reserve, write_small
 from converter.streams.reading import Reader
 from converter.streams.workers import Meter, Progress, run_all
-from converter.streams.writing import Writer, allocate, write_fault
+from converter.streams.writing import Writer, write_fault
 from shard_plans.checkpoints.checkpoint import INDEX
-from shard_plans.checkpoints.headers import Header, Kinds, load_json, read_header
-from shard_plans.documents.manifest import SourceFileRecord, read_manifest
-from shard_plans.errors import CheckFailed, CheckpointError, ManifestError, OutputError
+from shard_plans.checkpoints.headers import Kinds
+from shard_plans.documents.manifest import read_manifest
+from shard_plans.errors import CheckFailed, ManifestError, OutputError
+from shard_plans.placement.experts import format_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +43,14 @@ class RestoreResult:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    """One stored tensor to be put together."""
-
-    file: str
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    """Absolute byte offset in the file that is written."""
-    size: int
-
-
-def restore(out: Path, folder: Path, workers: int = 4, progress: Progress | None = None) -> RestoreResult:
+def restore(out: Path, folder: Path, workers: int = 8, progress: Progress | None = None) -> RestoreResult:
     """Write the checkpoint in `out` into the new or empty `folder`: the same files with the same tensors in them.
 
     Where all tensors of a file were kept, it comes back byte for byte; tensors that were left out are missing from
     header and index too. Raises CheckFailed where a digest is wrong, ManifestError, and OutputError for the folder.
     """
     started = time.monotonic()
+    _refuse_partial(out)
     made = _empty_folder(folder)
     try:
         result = check(out, workers=workers)
@@ -72,13 +61,13 @@ def restore(out: Path, folder: Path, workers: int = 4, progress: Progress | None
                 f"{', tensor ' + first.tensor if first.tensor else ''} {first.reason}; reshard check lists everything"
             )
         root = read_manifest(out)
-        shards = Shards(out, root)
+        shards, regions = Shards(out, root), Regions(root.constants)
         check_space(folder, sum(file.size for file in root.source.files) + sum(file.size for file in root.carried))
         kinds = Kinds()
-        tensors: list[_Tensor] = []
+        tensors: list[StoredTensor] = []
         dropped = 0
         for file in root.source.files:
-            here, lost = _frame(shards, file, folder, kinds)
+            here, lost = make_frame(shards, regions, file, folder, kinds)
             tensors += here
             dropped += lost
         described = len(tensors) + dropped
@@ -91,12 +80,12 @@ def restore(out: Path, folder: Path, workers: int = 4, progress: Progress | None
                 f"{out} lacks {dropped} tensors of its checkpoint, its skip list has "
                 f"{sum(item.count for item in root.skipped)}; run reshard check --deep"
             )
-        _assemble(shards, folder, tensors, workers, Meter(sum(tensor.size for tensor in tensors), progress))
+        _assemble(shards, regions, folder, tensors, workers, Meter(sum(tensor.size for tensor in tensors), progress))
         files = list(dict.fromkeys(tensor.file for tensor in tensors))
         others = [file.name for file in root.carried]
         for name in others:
             if name == INDEX and dropped:
-                write_small(folder, name, _index(out, tensors))
+                write_small(folder, name, smaller_index(out, tensors))
             else:
                 _copy(out / SOURCE / name, folder, name)
         publish(folder, [*files, *sorted(others, key=lambda name: (name == "config.json", name == INDEX, name))])
@@ -105,6 +94,19 @@ def restore(out: Path, folder: Path, workers: int = 4, progress: Progress | None
         raise
     written = sum(tensor.size for tensor in tensors)
     return RestoreResult(len(files), len(tensors), written, dropped, time.monotonic() - started)
+
+
+def _refuse_partial(out: Path) -> None:
+    """A partial output holds no whole checkpoint."""
+    try:
+        root = read_manifest(out)
+    except ManifestError:
+        return  # the check says it better
+    if root.partial is not None:
+        raise ManifestError(
+            f"{out} holds the files of ranks {format_ids(root.partial)} alone, so the checkpoint can't be put together "
+            f"from it; restore from an output of all ranks"
+        )
 
 
 def _empty_folder(folder: Path) -> bool:
@@ -128,60 +130,6 @@ def _discard(folder: Path, made: bool) -> None:
         remove_empty(folder)
 
 
-def _frame(shards: Shards, file: SourceFileRecord, folder: Path, kinds: Kinds) -> tuple[list[_Tensor], int]:
-    """Make the partial file of a source file with its header; its kept tensors and the number of others."""
-    raw = (shards.out / HEADERS / f"{file.name}.json").read_bytes()
-    path = partial_path(folder, file.name)
-    reserve(folder, file.name, 0)
-    try:
-        with open(path, "r+b") as handle:
-            handle.write(len(raw).to_bytes(8, "little") + raw)
-            handle.truncate(file.size)
-    except OSError as error:
-        raise write_fault(path, error) from error
-    try:
-        header = read_header(path, kinds)
-    except CheckpointError as error:
-        raise ManifestError(f"the header kept for {file.name} can't be its own: {error}") from error
-    kept = [row for row, name in enumerate(header.names) if shards.holders(name)]
-    starts, end = header.starts.tolist(), file.size
-    if len(kept) < len(header.names):
-        path.unlink()
-        if not kept:
-            return [], len(header.names)
-        raw, starts, end = _smaller_header(header, kept)
-        reserve(folder, file.name, 0)
-    try:
-        with open(path, "r+b") as handle:
-            handle.write(len(raw).to_bytes(8, "little") + raw)
-            handle.flush()
-            allocate(handle.fileno(), end)
-    except OSError as error:
-        raise write_fault(path, error) from error
-    sizes = header.sizes.tolist()
-    rows = [
-        _Tensor(file.name, header.names[row], header.dtypes[row], header.shapes[row], start, sizes[row])
-        for row, start in zip(kept, starts, strict=True)
-    ]
-    return rows, len(header.names) - len(kept)
-
-
-def _smaller_header(header: Header, kept: list[int]) -> tuple[bytes, list[int], int]:
-    """The header without the tensors that were left out, where those kept start, and the size of the file."""
-    entries: dict[str, Any] = {"__metadata__": dict(header.metadata)} if header.metadata else {}
-    starts, end = [], 0
-    for row in kept:
-        size = int(header.sizes[row])
-        entries[header.names[row]] = {
-            "dtype": header.dtypes[row], "shape": header.shapes[row], "data_offsets": [end, end + size],
-        }  # fmt: skip
-        starts.append(end)
-        end += size
-    raw = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    raw += b" " * (-len(raw) % 8)
-    return raw, [8 + len(raw) + start for start in starts], 8 + len(raw) + end
-
-
 @dataclass(slots=True)
 class _Hands:
     """What one worker thread holds."""
@@ -192,7 +140,9 @@ class _Hands:
     held: Array
 
 
-def _assemble(shards: Shards, folder: Path, tensors: list[_Tensor], workers: int, meter: Meter) -> None:
+def _assemble(
+    shards: Shards, regions: Regions, folder: Path, tensors: list[StoredTensor], workers: int, meter: Meter
+) -> None:
     """Put every tensor together from the shards, and write it."""
 
     @contextmanager
@@ -200,8 +150,9 @@ def _assemble(shards: Shards, folder: Path, tensors: list[_Tensor], workers: int
         with Reader(shards.out, ManifestError) as reader, Writer(folder) as writer:
             yield _Hands(reader, writer, np.empty(BLOCK, np.uint8), np.empty(BLOCK, np.uint8))
 
-    def work(hands: _Hands, tensor: _Tensor) -> None:
+    def work(hands: _Hands, tensor: StoredTensor) -> None:
         holders = shards.holders(tensor.name)
+        zeros = [in_items(region, tensor.dtype, tensor.shape) for region in regions.of(tensor.name)]
         item, shape = items(tensor.dtype, tensor.shape)
         position = tensor.start
         for block in blocks(shape, item, max(item, BLOCK // growth(holders))):
@@ -217,6 +168,11 @@ def _assemble(shards: Shards, folder: Path, tensors: list[_Tensor], workers: int
                 put(covered, found[1], True)
                 if whole(found[1], lengths) or covered.all():
                     break
+            for region in zeros:
+                part = shared(region, block) if region else None
+                if part is not None:
+                    made[part][~covered[part]] = 0
+                    covered[part] = True
             if not covered.all():
                 raise ManifestError(f"{shards.out} lacks some of {tensor.name}; run reshard check --deep for where")
             hands.writer.write(tensor.file + PARTIAL, position, hands.block.data[:size])
@@ -224,15 +180,6 @@ def _assemble(shards: Shards, folder: Path, tensors: list[_Tensor], workers: int
         meter.add(tensor.size)
 
     run_all(tensors, worker, work, workers)
-
-
-def _index(out: Path, tensors: list[_Tensor]) -> bytes:
-    """The index without the tensors that were left out."""
-    value = load_json((out / SOURCE / INDEX).read_text("utf-8"), INDEX)
-    metadata = value.get("metadata") if isinstance(value, dict) else None
-    metadata = {**(metadata if isinstance(metadata, dict) else {}), "total_size": sum(t.size for t in tensors)}
-    weight_map = {tensor.name: tensor.file for tensor in sorted(tensors, key=lambda tensor: tensor.name)}
-    return (json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2) + "\n").encode()
 
 
 def _copy(path: Path, folder: Path, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from os import PathLike
 from pathlib import Path
 
@@ -11,9 +12,11 @@ from converter.convert import ConvertResult
 from converter.convert import convert as convert_placed
 from converter.forward.selection import parse_ranks
 from converter.options import ConvertOptions
+from converter.output.parts import Part, parse_part, part_from_environment
 from converter.restore import RestoreResult
 from converter.restore import restore as restore_output
 from converter.streams.workers import Progress
+from shard_plans.console import remark
 from shard_plans.documents.plan import Plan, read_plan
 from shard_plans.documents.plan_check import check_plan
 from shard_plans.errors import PlanError
@@ -40,11 +43,15 @@ def convert(
     strict_blocks: bool = False,
     family: AnyPath | None = None,
     ranks: str | None = None,
-    workers: int = 4,
+    part: str | None = None,
+    fresh: bool = False,
+    sha256: bool = False,
+    buffer: int = 8 << 20,
+    workers: int = 8,
     progress: Progress | None = None,
 ) -> ConvertResult:
     """Write the shard files of a plan, or of the sizes given, into the folder `out`."""
-    options = ConvertOptions(parse_ranks(ranks) if ranks is not None else None)
+    options = ConvertOptions(parse_ranks(ranks) if ranks is not None else None, fresh, _part(part), buffer, sha256)
     binding = open_binding(checkpoint, family)
     if plan is None:
         plan = make_plan(binding, make_grid(tp, pp, dp, ep, etp), mtp, strict_blocks)
@@ -58,6 +65,17 @@ def convert(
     placement = place(binding, plan)
     plan = with_ledger(plan, binding)
     return convert_placed(binding.checkpoint, binding, plan, placement, Path(out), workers, progress, options)
+
+
+def _part(text: str | None) -> Part:
+    """The part asked for; unasked, the one that torchrun or srun started this process for."""
+    if text is not None:
+        return parse_part(text)
+    found = part_from_environment(os.environ)
+    if found is None:
+        return Part()
+    remark(f"this process makes part {found[0]}, because {found[1]} started it; --part 1/1 makes everything")
+    return found[0]
 
 
 def check(out: AnyPath, deep: AnyPath | None = None, progress: Progress | None = None) -> CheckResult:

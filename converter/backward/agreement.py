@@ -11,6 +11,7 @@ from converter.output.carry import HEADERS, PLAN
 from shard_plans.documents.manifest import ROOT, ManifestTensor, Piece, ShardManifest
 from shard_plans.documents.plan import Plan, plan_digest, read_plan
 from shard_plans.errors import ReshardError
+from shard_plans.families.formats import pack_of
 from shard_plans.placement.shards import Cut
 
 VOCABULARY = ("embed", "head")
@@ -87,14 +88,15 @@ def _scales(tensor: ManifestTensor, by_name: dict[str, ManifestTensor]) -> Itera
     if (scale.block, scale.format, len(scale.sources)) != (tensor.block, tensor.format, len(tensor.sources)):
         yield f"and its scale disagree on block, format or number of sources: {tensor.block} and {scale.block}"
         return
+    size = (tensor.block[0], tensor.block[1] // pack_of(tensor.format))  # in stored elements, as cuts are
     for mine, other in zip(tensor.sources, scale.sources, strict=True):
         if mine.experts != other.experts or mine.tensor.rpartition(".")[0] != other.tensor.rpartition(".")[0]:
             yield f"{mine.tensor} has scales of {other.tensor}"
         for axis, (cut, fine) in enumerate(zip(mine.cuts, other.cuts, strict=True)):
-            size = (1,) * (len(mine.cuts) - 2) + tensor.block
-            wanted = tuple((start // size[axis], -(-stop // size[axis])) for start, stop in cut.runs)
+            step = ((1,) * (len(mine.cuts) - 2) + size)[axis]
+            wanted = tuple((start // step, -(-stop // step)) for start, stop in cut.runs)
             if wanted != fine.runs:
-                yield f"{mine.tensor} has values {cut.runs}, whose scales of {size[axis]} are {wanted}, not {fine.runs}"
+                yield f"{mine.tensor} has values {cut.runs}, whose scales of {step} are {wanted}, not {fine.runs}"
 
 
 def _siblings(shards: Shards) -> Iterator[Failure]:
@@ -140,8 +142,12 @@ def _ranks(shards: Shards, plan: Plan) -> Iterator[Failure]:
     """Ranks must stand where the plan's grid puts them, and read the files of their own place."""
     stated = {rank.at for rank in shards.root.ranks}
     expected = set(plan.grid.coordinates())
+    if shards.root.partial is not None:
+        expected = {at for at in expected if at.rank in shards.root.partial}
     if stated != expected or len(shards.root.ranks) != len(expected):
-        yield Failure(ROOT, None, f"lists {len(stated)} ranks, which aren't the {len(expected)} of the plan's grid")
+        yield Failure(
+            ROOT, None, f"lists {len(stated)} ranks, which aren't the {len(expected)} that the plan and it ask for"
+        )
     places = {manifest.file: manifest.place for manifest in shards.manifests}
     for rank in shards.root.ranks:
         mine = {name for name, place in places.items() if all(getattr(rank.at, k) == v for k, v in place.items())}

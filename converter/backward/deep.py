@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from converter.backward.gather import (
     put,
     whole,
 )
+from converter.backward.regions import Region, Regions, form, in_items, shared
 from converter.findings import Failure
 from converter.streams.reading import Reader
 from converter.streams.workers import Meter, run_all
@@ -42,36 +42,40 @@ class _Hands:
 
     source: Reader
     shards: Reader
-    stored: np.ndarray[Any, np.dtype[np.uint8]]
     held: np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def compare(shards: Shards, checkpoint: Checkpoint, workers: int, meter: Meter) -> list[Failure]:
     """Every difference between the shards, all replicas, and the checkpoint they were made from.
 
-    Also: stored bytes that are nowhere, shard bytes that come from nowhere, and padding that isn't zero.
+    Also: stored bytes that are nowhere, shard bytes that come from nowhere, and padding that isn't zero. A partial
+    output is compared as far as it goes: nothing is said of bytes that it doesn't hold.
     """
     failures = list(_claims(shards, checkpoint))
     if failures:
         return failures  # what can't have come from this checkpoint can't be compared with it
     absent: list[int] = []
+    regions = Regions(shards.root.constants)
 
     @contextmanager
     def worker() -> Iterator[_Hands]:
         sizes = {file.name: file.size for file in checkpoint.files}
-        with Reader(checkpoint.folder, CheckpointError, sizes) as source, Reader(shards.out, ManifestError) as held:
-            yield _Hands(source, held, np.empty(BLOCK, np.uint8), np.empty(BLOCK, np.uint8))
+        source = Reader(checkpoint.folder, CheckpointError, sizes, room=BLOCK)
+        with source, Reader(shards.out, ManifestError) as held:
+            yield _Hands(source, held, np.empty(BLOCK, np.uint8))
 
     def work(hands: _Hands, number: int) -> None:
         holders = shards.holders(checkpoint.names[number])
-        if holders:
-            failures.extend(_tensor(hands, shards, checkpoint, number, holders))
+        zeros = regions.of(checkpoint.names[number])
+        if holders or zeros:
+            failures.extend(_tensor(hands, shards, checkpoint, number, holders, zeros))
         else:
             absent.append(number)
         meter.add(int(checkpoint.sizes[number]))
 
     run_all(range(len(checkpoint)), worker, work, workers)
-    return [*failures, *_padding(shards), *_skipped(shards, checkpoint, sorted(absent))]
+    failures += _padding(shards)
+    return failures if shards.root.partial is not None else [*failures, *_skipped(shards, checkpoint, sorted(absent))]
 
 
 def _claims(shards: Shards, checkpoint: Checkpoint) -> Iterator[Failure]:
@@ -98,17 +102,25 @@ def _claims(shards: Shards, checkpoint: Checkpoint) -> Iterator[Failure]:
 
 
 def _tensor(
-    hands: _Hands, shards: Shards, checkpoint: Checkpoint, number: int, holders: Sequence[Held]
+    hands: _Hands,
+    shards: Shards,
+    checkpoint: Checkpoint,
+    number: int,
+    holders: Sequence[Held],
+    constants: Sequence[Region],
 ) -> Iterator[Failure]:
-    """Compare one stored tensor with everyone who holds some of it."""
+    """Compare one stored tensor with everyone who holds some of it, and with zero where it is declared to be."""
     name, file = checkpoint.names[number], checkpoint.files[int(checkpoint.file_numbers[number])].name
     item, shape = items(checkpoint.dtypes[number], checkpoint.shapes[number])
     position = int(checkpoint.starts[number])
+    zeros = [in_items(region, checkpoint.dtypes[number], checkpoint.shapes[number]) for region in constants]
+    if None in zeros:
+        yield Failure(ROOT, name, f"is declared zero outside its shape {list(checkpoint.shapes[number])}")
     wrong: set[int] = set()
     for block in blocks(shape, item, max(item, BLOCK // growth(holders))):
         lengths = [stop - start for start, stop in block]
         size = math.prod(lengths) * item
-        view = hands.source.read(file, position, hands.stored.data[:size])
+        view = hands.source.fetch(file, position, size)
         position += size
         stored = np.frombuffer(view, f"u{item}").reshape(lengths)
         covered: Array | None = None
@@ -127,7 +139,17 @@ def _tensor(
             if not complete:
                 covered = np.zeros(lengths, np.bool_) if covered is None else covered
                 put(covered, indexes, True)
-        if not complete and (covered is None or not covered.all()):
+        for region in zeros:
+            part = shared(region, block) if region else None
+            if part is None:
+                continue
+            covered = np.zeros(lengths, np.bool_) if covered is None else covered
+            covered[part] = True
+            if stored[part].any():
+                first = np.argwhere(stored[part])[0] + [index.start for index in part]
+                yield Failure(file, name, f"is declared zero in {ROOT}, but isn't at {_words(first, block)}")
+                return
+        if shards.root.partial is None and not complete and (covered is None or not covered.all()):
             covered = np.zeros(lengths, np.bool_) if covered is None else covered
             where = _words(np.argwhere(~covered)[0], block)
             count = int(covered.size - np.count_nonzero(covered))
@@ -182,8 +204,7 @@ def _padding(shards: Shards) -> Iterator[Failure]:
 
 def _skipped(shards: Shards, checkpoint: Checkpoint, absent: Sequence[int]) -> Iterator[Failure]:
     """Stored tensors in no shard must be on the skip list, and nothing else may be on it."""
-    hole = re.compile(r"\\\{[a-z_]+\\\}")
-    patterns = [(item, re.compile(hole.sub("[0-9]+", re.escape(item.pattern)))) for item in shards.root.skipped]
+    patterns = [(item, form(item.pattern)) for item in shards.root.skipped]
     plain = {item.pattern: item for item, _ in patterns if "{" not in item.pattern}
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()

@@ -8,81 +8,113 @@ from typing import Any
 
 import numpy as np
 
-from converter.forward.grouping import Group, in_bytes
-from converter.streams.writing import Sink
+from converter.forward.grouping import Target, in_bytes
+from converter.forward.units import Unit
+from converter.streams.sink import Sink
 from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.errors import PlanError
 from shard_plans.placement.shards import Cut
 
 Array = np.ndarray[Any, np.dtype[Any]]
-ReadInto = Callable[[int, int, memoryview], None]
-"""Reads bytes of a source file (its number, the offset) into a view."""
+Fetch = Callable[[int, int, int], memoryview]
+"""Reads bytes of a source file (its number, the offset, how many); the view holds until the next call."""
 Taker = tuple[Sink, tuple[Cut, ...]]
 """Who takes part in a stored tensor, and which part."""
+Rows = tuple[int, int]
 
 
-def scatter(group: Group, sinks: Sequence[Sink], checkpoint: Checkpoint, read: ReadInto, buffer: Array) -> None:
-    """Fill the group's targets, one sink each, from the checkpoint.
+def scatter(unit: Unit, sinks: Sequence[Sink], checkpoint: Checkpoint, fetch: Fetch, room: int) -> None:
+    """Fill the unit's slices, one sink each, from the checkpoint; `room` is the most that is fetched at once.
 
     Sources go by in the order in which they lie in the targets, so what each sink gets arrives in order.
     """
-    per_expert = max((len(target.sources) for target in group.targets), default=0)
-    rows = [0] * len(sinks)
-    for step, number in enumerate(group.numbers.tolist()):
-        place = step % per_expert
-        takers: list[Taker] = []
-        item, shape = 1, checkpoint.shapes[number]
-        for position, (sink, target) in enumerate(zip(sinks, group.targets, strict=True)):
-            source = target.sources[place]
-            if place == 0:
-                rows[position] = 0
-            start = source.at[0] if source.at else 0
-            sink.zeros((start - rows[position]) * target.row_bytes)
-            item, shape, cuts = in_bytes(target.tensor.dtype, checkpoint.shapes[number], source.cuts)
-            rows[position] = start + cuts[0].length
-            takers.append((sink, cuts))
-        file = int(checkpoint.file_numbers[number])
-        _Walk(read, file, item, buffer).walk(int(checkpoint.starts[number]), shape, takers)
-        if place == per_expert - 1:
-            for position, (sink, target) in enumerate(zip(sinks, group.targets, strict=True)):
-                sink.zeros((target.rows - rows[position]) * target.row_bytes)
-    for sink, target in zip(sinks, group.targets, strict=True):
-        if not per_expert:
-            sink.zeros(target.tensor.nbytes)
-        if sink.seen != target.tensor.nbytes:
+    group, targets = unit.group, [part.target for part in unit.slices]
+    if unit.rows is None:
+        _fill(unit, targets, sinks, checkpoint, fetch, room)
+    else:
+        number = int(group.numbers[0])
+        takers, item, shape = _takers(targets, sinks, 0, number, checkpoint)
+        walk = _Walk(fetch, int(checkpoint.file_numbers[number]), item, room)
+        walk.walk(int(checkpoint.starts[number]), shape, takers, unit.rows)
+    for sink, part in zip(sinks, unit.slices, strict=True):
+        if part.stop == part.target.tensor.nbytes and (unit.rows is not None or not part.target.sources):
+            sink.zeros(part.stop - part.start - sink.seen)
+        if sink.seen != part.stop - part.start:
             raise PlanError(
-                f"shard tensor {target.tensor.name} has {target.tensor.nbytes} bytes, its sources made {sink.seen}"
+                f"bytes {part.start} to {part.stop} of shard tensor {part.target.tensor.name} are asked for, "
+                f"its sources made {sink.seen}"
             )
 
 
-class _Walk:
-    """Goes through one stored tensor in blocks that fit the buffer, whole rows where they fit."""
+def _fill(
+    unit: Unit, targets: Sequence[Target], sinks: Sequence[Sink], checkpoint: Checkpoint, fetch: Fetch, room: int
+) -> None:
+    """Whole targets, or whole experts of them."""
+    per_expert = max((len(target.sources) for target in targets), default=0)
+    first, last = (0, len(unit.group.numbers)) if unit.experts is None else unit.experts
+    numbers = unit.group.numbers[first * per_expert : last * per_expert] if unit.experts else unit.group.numbers
+    rows = [0] * len(sinks)
+    for step, number in enumerate(numbers.tolist()):
+        place = step % per_expert
+        for position, (sink, target) in enumerate(zip(sinks, targets, strict=True)):
+            if place == 0:
+                rows[position] = 0
+            source = target.sources[place]
+            start = source.at[0] if source.at else 0
+            sink.zeros((start - rows[position]) * target.row_bytes)
+            rows[position] = start + (source.lengths[0] if source.lengths else 1)
+        takers, item, shape = _takers(targets, sinks, place, number, checkpoint)
+        walk = _Walk(fetch, int(checkpoint.file_numbers[number]), item, room)
+        walk.walk(int(checkpoint.starts[number]), shape, takers)
+        if place == per_expert - 1:
+            for position, (sink, target) in enumerate(zip(sinks, targets, strict=True)):
+                sink.zeros((target.rows - rows[position]) * target.row_bytes)
 
-    def __init__(self, read: ReadInto, file: int, item: int, buffer: Array) -> None:
-        self.read, self.file, self.item, self.buffer = read, file, item, buffer
+
+def _takers(
+    targets: Sequence[Target], sinks: Sequence[Sink], place: int, number: int, checkpoint: Checkpoint
+) -> tuple[list[Taker], int, tuple[int, ...]]:
+    """Who takes what of a stored tensor, and its items and shape."""
+    takers: list[Taker] = []
+    item, shape = 1, checkpoint.shapes[number]
+    for sink, target in zip(sinks, targets, strict=True):
+        cuts = target.sources[place].cuts
+        item, shape, cuts = in_bytes(target.tensor.dtype, checkpoint.shapes[number], cuts)
+        takers.append((sink, cuts))
+    return takers, item, shape
+
+
+class _Walk:
+    """Goes through one stored tensor in blocks that fit the room, whole rows where they fit."""
+
+    def __init__(self, fetch: Fetch, file: int, item: int, room: int) -> None:
+        self.fetch, self.file, self.item, self.room = fetch, file, item, room
         self.dtype = np.dtype(f"u{item}")
 
-    def walk(self, offset: int, shape: tuple[int, ...], takers: Sequence[Taker]) -> None:
-        """Give every taker its part of the tensor of `shape` at `offset`, in row-major order."""
+    def walk(self, offset: int, shape: tuple[int, ...], takers: Sequence[Taker], rows: Rows | None = None) -> None:
+        """Give every taker its part of the tensor of `shape` at `offset`, in row-major order; of these rows alone."""
         row = math.prod(shape[1:]) * self.item
         widest = max([row, *(_row_made(cuts) * self.item for _, cuts in takers)])
-        if widest > len(self.buffer) and len(shape) > 1:
-            self.split(offset, shape, takers, row)
+        low, high = rows or (0, shape[0])
+        spans = [(max(a, low), min(b, high)) for a, b in needed([cuts[0] for _, cuts in takers])]
+        if widest > self.room and len(shape) > 1:
+            self.split(offset, shape, takers, row, spans)
             return
-        step = max(1, len(self.buffer) // max(widest, 1))
-        for start, stop in needed([cuts[0] for _, cuts in takers]):
+        step = max(1, self.room // max(widest, 1))
+        for start, stop in spans:
             for first in range(start, stop, step):
                 last = min(first + step, stop)
-                view = self.buffer.data[: (last - first) * row]
-                self.read(self.file, offset + first * row, view)
+                view = self.fetch(self.file, offset + first * row, (last - first) * row)
                 block = np.frombuffer(view, self.dtype).reshape(last - first, *shape[1:])
                 for sink, cuts in takers:
                     for part in parts(block, first, cuts):
                         sink.take(part)
 
-    def split(self, offset: int, shape: tuple[int, ...], takers: Sequence[Taker], row: int) -> None:
+    def split(
+        self, offset: int, shape: tuple[int, ...], takers: Sequence[Taker], row: int, spans: Sequence[Rows]
+    ) -> None:
         """Walk inside each row, once more for each time that some taker repeats it."""
-        for start, stop in needed([cuts[0] for _, cuts in takers]):
+        for start, stop in spans:
             for index in range(start, stop):
                 counts = [times(cuts[0], index) for _, cuts in takers]
                 for turn in range(max(counts)):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import xxhash
 
+from converter.faults import SourceChanged
 from converter.output.folder import OutputFolder
 from converter.output.partial import partial_path, reserve
 from converter.streams.writing import write_fault
@@ -40,7 +41,7 @@ def carry_files(checkpoint: Checkpoint, output: OutputFolder) -> tuple[CarriedFi
     for name in checkpoint.carried:
         size, digest = _copy(checkpoint, name, 0, None, f"{SOURCE}/{name}", output)
         if name == "config.json" and digest != checkpoint.config_digest:
-            raise CheckpointError(f"{checkpoint.folder / name} was changed while it was converted; run again")
+            raise SourceChanged(f"{checkpoint.folder / name} was changed while it was converted; run again")
         carried.append(CarriedFile(name, size, digest))
     return tuple(carried)
 
@@ -54,7 +55,7 @@ def carry_documents(checkpoint: Checkpoint, plan: str, family: str, output: Outp
         name = f"{HEADERS}/{file.name}.json"
         size, digest = _copy(checkpoint, file.name, 8, file.header_size, name, output)
         if digest != file.header_digest:
-            raise CheckpointError(f"the header of {checkpoint.folder / file.name} was changed since it was planned")
+            raise SourceChanged(f"the header of {checkpoint.folder / file.name} was changed since it was planned")
         documents.append(CarriedFile(name, size, digest))
     return tuple(documents)
 
@@ -86,7 +87,7 @@ def _blocks(checkpoint: Checkpoint, name: str, start: int, length: int | None) -
             while left:
                 data = file.read(min(STEP, left))
                 if not data:
-                    raise CheckpointError(f"{path} ends {left} bytes early; it was changed while it was converted")
+                    raise SourceChanged(f"{path} ends {left} bytes early; it was changed while it was converted")
                 left -= len(data)
                 yield data
     except OSError as error:

@@ -2,136 +2,92 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import json
-import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from converter.output.partial import PARTIAL, publish, remove_empty, sync, write_small
+from converter.output.identity import Identity, format_marker
+from converter.output.lock import Lock
+from converter.output.lying import finished, marked
+from converter.output.partial import PARTIAL, publish, remove_empty, sync, write_small, write_synced
+from converter.output.parts import LOCK, MARKER, Part, is_leftover, read_done, record_done
 from shard_plans.checkpoints.headers import brief
-from shard_plans.documents.manifest import ROOT, Manifest, read_manifest
-from shard_plans.errors import ManifestError, OutputError
+from shard_plans.documents.manifest import ROOT, Manifest, ManifestFile
+from shard_plans.errors import OutputError
 
-MARKER = "conversion.partial"
-"""Says whose unfinished conversion lies here."""
-LOCK = "conversion.lock"
+__all__ = ["Identity", "OutputFolder"]
 
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What an output is made of."""
-
-    plan: str
-    """Digest of the plan."""
-    source: str
-    """Fingerprint of the checkpoint."""
-
-    def __str__(self) -> str:
-        return f"plan {self.plan} of checkpoint {self.source}"
+WHOLE = Part()
 
 
 class OutputFolder:
-    """An output folder while it is written. As a context it holds a lock and discards at the end what is unfinished."""
+    """An output folder while it is written. As a context it holds a lock and discards at the end what is of no use."""
 
-    def __init__(self, path: Path, identity: Identity, names: Iterable[str]) -> None:
-        """`names` are the files that the conversion writes, relative to the folder. Nothing is touched yet."""
-        self.path, self.identity = path, identity
+    def __init__(
+        self,
+        path: Path,
+        identity: Identity,
+        names: Iterable[str],
+        large: Iterable[str] = (),
+        fresh: bool = False,
+        part: Part = WHOLE,
+        mine: Iterable[str] | None = None,
+    ) -> None:
+        """`names` are the files that the conversion writes, relative to the folder; nothing is touched yet.
+
+        Those that are `large` survive an interruption under their partial names, unless a `fresh` start is wanted.
+        Of several parts each writes, and removes, those that are `mine`.
+        """
+        self.path, self.identity, self.part = path, identity, part
         self.names = {*names, ROOT}
+        self.mine = self.names if mine is None else set(mine)
+        self.large, self.fresh = set(large), fresh
+        self.journal = path / f"{part.stem}.journal"
+        """Says which parts of the conversion are on the disk."""
+        self.keep = False
+        """Whether what is unfinished is worth keeping when the context ends."""
         for name in self.names:
             parts = name.split("/")
             if "" in parts or "." in parts or ".." in parts or "\\" in name or "\0" in name:
                 raise OutputError(f"{brief(name)} would leave the output folder {path}; a plain name is needed")
         self.published = False
+        self.done = False
+        """Whether this part was finished before, so that nothing is to be made."""
+        self._records: dict[int, tuple[ManifestFile, ...]] = {}
         self._made = False
-        self._lock: int | None = None
+        self._lock = Lock(path / f"{part.stem}.lock")
 
     def finished(self) -> Manifest | None:
         """The manifest of the same conversion, if it lies here whole; None where there is work to do.
 
         Raises OutputError where the folder holds anything else.
         """
-        present = self._present()
-        if ROOT in present:
-            return self._whole()
-        marked = self._marked(present)
-        allowed = {*self.names, *(name + PARTIAL for name in self.names), MARKER, LOCK}
-        foreign = sorted(present - allowed)
-        if marked is not None and marked != self.identity:
-            raise OutputError(
-                f"{self.path} holds an unfinished conversion by {marked}, not by {self.identity}; "
-                f"choose another folder, or remove this one"
-            )
-        if marked is None:
-            foreign = sorted(present - {LOCK, MARKER})
-        if foreign:
-            raise OutputError(
-                f"{self.path} holds {len(foreign)} files that aren't this conversion's, the first {brief(foreign[0])}; "
-                f"choose an empty folder"
-            )
-        return None
-
-    def _present(self) -> set[str]:
-        try:
-            if not self.path.is_dir():
-                if os.path.lexists(self.path):
-                    raise OutputError(f"{self.path} isn't a folder; choose another output")
-                return set()
-            return {
-                os.path.relpath(os.path.join(base, name), self.path)
-                for base, folders, files in os.walk(self.path, onerror=_raise)
-                for name in files + [f for f in folders if os.path.islink(os.path.join(base, f))]
-            }
-        except OSError as error:
-            raise OutputError(f"{self.path} can't be read: {error.strerror}") from error
-
-    def _whole(self) -> Manifest:
-        try:
-            manifest = read_manifest(self.path)
-        except ManifestError as error:
-            raise OutputError(f"{self.path} holds a damaged output ({error}); remove it to convert again") from error
-        found = Identity(manifest.plan, manifest.source.fingerprint)
-        if found != self.identity:
-            raise OutputError(
-                f"{self.path} holds the output of {found}, not of {self.identity}; "
-                f"choose another folder, or remove this one"
-            )
-        for file in manifest.files:
-            path = self.path / file.name
-            size = path.stat().st_size if path.is_file() else None
-            if size != file.size:
-                what = "lacks the file" if size is None else f"holds {size} of {file.size} bytes of"
-                raise OutputError(f"{self.path} {what} {file.name}; run reshard check, or remove it to convert again")
-        return manifest
-
-    def _marked(self, present: set[str]) -> Identity | None:
-        if MARKER not in present:
-            return None
-        try:
-            value = json.loads((self.path / MARKER).read_bytes()[:1000])
-            return Identity(str(value["plan"]), str(value["source"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            return None  # a crash while it was written; then nothing else lies here
+        return finished(self.path, self.identity, self.names)
 
     def __enter__(self) -> OutputFolder:
-        """Make the folder, lock it, and discard what an unfinished conversion left. Raises OutputError."""
+        """Make the folder, lock it, and discard what is of no use of an unfinished conversion. Raises OutputError."""
         try:
             self._made = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
-            self._take_lock()
+            sync(self.path.parent)
+            taken = self._lock.take()
         except OSError as error:
             raise OutputError(f"{self.path} can't be written: {error.strerror}; choose another folder") from error
+        if not taken:
+            what = f"{self.path}" if self.part.count == 1 else f"part {self.part} of {self.path}"
+            raise OutputError(f"another process is writing {what}; wait, or choose another folder")
         try:
             if self.finished() is not None:
                 raise OutputError(f"{self.path} was finished by another process in the meantime; nothing is left to do")
-            self._discard()
-            marker = {"plan": self.identity.plan, "source": self.identity.source}
-            (self.path / MARKER).write_text(json.dumps(marker) + "\n")
-            sync(self.path / MARKER)
-            sync(self.path)
+            if self.part.count > 1 and self.part.number in read_done(self.path, self.part.count) and not self.fresh:
+                self.done = self.keep = True
+            else:
+                self._prepare()
+            if marked(self.path) != self.identity:  # of several parts another one may have written it
+                write_synced(self.path / f"{self.part.stem}.new", format_marker(self.identity))
+                (self.path / f"{self.part.stem}.new").rename(self.path / MARKER)
+                sync(self.path)
         except BaseException:
             self._release()
             raise
@@ -141,46 +97,98 @@ class OutputFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if not self.published:
+            if not self.published and not self.keep:
                 self._discard()
         finally:
             self._release()
 
-    def _take_lock(self) -> None:
-        path = self.path / LOCK
-        while True:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-            try:
-                _lock_file(handle)
-                if os.stat(path).st_ino == os.fstat(handle).st_ino:
-                    self._lock = handle
-                    return
-            except BlockingIOError:
-                os.close(handle)
-                raise OutputError(f"another process is writing {self.path}; wait, or choose another folder") from None
-            except FileNotFoundError:
-                pass  # its holder removed it between the two calls
-            os.close(handle)
-
     def _release(self) -> None:
-        if self._lock is not None:
-            (self.path / LOCK).unlink(missing_ok=True)
-            os.close(self._lock)
-            self._lock = None
+        self._lock.release()
         if self._made and not self.published:
             remove_empty(self.path)
 
-    def _discard(self) -> None:
-        """Remove everything of this conversion; nothing of it is whole without the root manifest."""
+    def _prepare(self) -> None:
+        """Discard all that is there, or all but what a journal may vouch for."""
+        if self.fresh or not self.journal.is_file() or not (self.path / MARKER).is_file():
+            self._discard()
+            return
+        self.keep = True
         try:
-            for name in sorted(self.names):
+            for name in sorted(self.mine):
+                whole, partial = self.path / name, self.path / (name + PARTIAL)
+                if name not in self.large:
+                    whole.unlink(missing_ok=True)
+                    partial.unlink(missing_ok=True)
+                elif whole.exists():  # the crash came while files got their names
+                    whole.rename(partial)
+        except OSError as error:
+            raise OutputError(f"what is unfinished in {self.path} can't be gone on with: {error.strerror}") from error
+
+    def tidy(self) -> None:
+        """Remove what belongs to the conversion beside a finished output, as far as no one is at work."""
+        with suppress(OSError):
+            if self._lock.take():
+                self._remove_own(True)
+        self._lock.release()
+
+    def _remove_own(self, everything: bool) -> None:
+        """Remove journals and records: this part's or everything that a finished conversion doesn't need."""
+        for path in self.path.glob("conversion*"):
+            own = path.stem == self.part.stem and path.suffix != ".lock" and path.name != MARKER
+            if own or (everything and path.suffix != ".lock" and is_leftover(path.name)):
+                path.unlink(missing_ok=True)
+
+    def _discard(self) -> None:
+        """Remove everything that is mine; nothing of it is whole without the root manifest."""
+        try:
+            for name in sorted(self.mine):
                 for path in (self.path / name, self.path / (name + PARTIAL)):
                     path.unlink(missing_ok=True)
-            for folder in sorted({str(Path(name).parent) for name in self.names} - {"."}, reverse=True):
+            for folder in sorted({str(Path(name).parent) for name in self.mine} - {"."}, reverse=True):
                 remove_empty(self.path / folder)
-            (self.path / MARKER).unlink(missing_ok=True)
+            self._remove_own(self.part.count == 1)
         except OSError as error:
             raise OutputError(f"what is unfinished in {self.path} can't be removed: {error.strerror}") from error
+
+    def clear(self, names: Iterable[str]) -> None:
+        """Remove what a crash left of these small files."""
+        for name in names:
+            for path in (self.path / name, self.path / (name + PARTIAL)):
+                path.unlink(missing_ok=True)
+
+    def record(self, files: Iterable[ManifestFile]) -> None:
+        """These files of this part are whole and have their names."""
+        if self.part.count > 1:
+            record_done(self.path, self.part, tuple(files))
+        else:
+            self._records[1] = tuple(files)
+
+    def missing(self) -> tuple[int, ...]:
+        """Parts that aren't finished yet."""
+        if self.part.count > 1:
+            self._records = read_done(self.path, self.part.count)
+        return tuple(number for number in range(1, self.part.count + 1) if number not in self._records)
+
+    def files(self) -> dict[str, ManifestFile]:
+        """The files of all parts, by name. Raises OutputError where one isn't there as it was recorded."""
+        found = {}
+        for number, files in self._records.items():
+            for file in files:
+                path = self.path / file.name
+                if not path.is_file() or path.stat().st_size != file.size:
+                    raise OutputError(f"{path} isn't there with its {file.size} bytes; make part {number} with --fresh")
+                found[file.name] = file
+        return found
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Whether this process alone may write what belongs to no part."""
+        lock = Lock(self.path / LOCK)
+        free = self.part.count == 1 or lock.take()
+        try:
+            yield free
+        finally:
+            lock.release()
 
     def write(self, name: str, data: bytes) -> tuple[int, str]:
         """Write a whole small file under its partial name; returns its size and digest."""
@@ -192,16 +200,4 @@ class OutputFolder:
         publish(self.path, listed)
         if ROOT in listed:
             self.published = True
-            (self.path / MARKER).unlink(missing_ok=True)
-
-
-def _lock_file(handle: int) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
-            raise  # some network file systems have no locks: there it is the user who sees to it
-
-
-def _raise(error: OSError) -> None:
-    raise error
+            self._remove_own(True)

@@ -27,6 +27,12 @@ def check_space(folder: Path, needed: int) -> None:
         raise OutputError(f"{folder} needs {needed} bytes, but the disk has {free} free; nothing was written")
 
 
+def allocated(folder: Path, names: Iterable[str]) -> int:
+    """Bytes of disk that the partial files of these names have already."""
+    paths = [partial_path(folder, name) for name in names]
+    return sum(path.stat().st_blocks * 512 for path in paths if path.is_file())
+
+
 def reserve(folder: Path, name: str, size: int) -> None:
     """Make the partial file of `name`, `size` bytes long, with its space on the disk where that can be had."""
     path = partial_path(folder, name)
@@ -42,6 +48,18 @@ def reserve(folder: Path, name: str, size: int) -> None:
         raise OutputError(f"{path} needs {size} bytes, {free} are free: {error.strerror}") from error
 
 
+def reserve_again(folder: Path, name: str, size: int) -> None:
+    """The same where an interrupted conversion may have left the file: one of that size is kept."""
+    path = partial_path(folder, name)
+    try:
+        if path.is_file() and not path.is_symlink() and path.stat().st_size == size:
+            return
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise write_fault(path, error) from error
+    reserve(folder, name, size)
+
+
 def write_small(folder: Path, name: str, data: bytes) -> tuple[int, str]:
     """Write a whole small file under its partial name; returns its size and digest."""
     path = partial_path(folder, name)
@@ -52,6 +70,18 @@ def write_small(folder: Path, name: str, data: bytes) -> tuple[int, str]:
     except OSError as error:
         raise write_fault(path, error) from error
     return len(data), hash_bytes(data)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a small file whole and wait until it, and its name, are on the disk. Raises OSError."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+    try:
+        while data:
+            data = data[os.write(handle, data) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    sync(path.parent)
 
 
 def _create(path: Path) -> int:

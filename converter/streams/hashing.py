@@ -50,10 +50,16 @@ class TensorHash:
 
     def finish(self) -> Digest:
         """The digest of everything taken."""
-        if not self._chunks:
-            return Digest(self._state.hexdigest(), b"")
-        chunks = bytes(self._chunks) + self._state.digest()
-        return Digest(xxhash.xxh3_128_hexdigest(chunks), chunks)
+        return whole_digest(self.chunks())
+
+    def chunks(self) -> bytes:
+        """The digests of all chunks, 16 bytes each; one where nothing was taken."""
+        return bytes(self._chunks) + self._state.digest()
+
+
+def whole_digest(chunks: bytes) -> Digest:
+    """The digest of a tensor from those of its chunks, 16 bytes each."""
+    return Digest(chunks.hex(), b"") if len(chunks) == 16 else Digest(xxhash.xxh3_128_hexdigest(chunks), chunks)
 
 
 def hash_bytes(data: bytes | bytearray | memoryview) -> str:

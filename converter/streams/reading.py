@@ -3,72 +3,117 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
+from converter.faults import SourceChanged
+from converter.streams.buffers import PAGE, Bytes, aligned, page_down, page_up
+from converter.streams.handles import REFUSALS, Handles
 from shard_plans.errors import ReshardError
 
-OPEN_FILES = 48
-"""Files that one worker holds open; the usual limit is 1024 a process."""
-DROP = 8 << 20
+DROP = 1 << 20
 """Pages of a read of this many bytes are handed back, so that a large checkpoint doesn't push out everything else."""
 
 
-class Reader:
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What tells a file from a later one of the same name."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+    def __str__(self) -> str:
+        return f"{self.size} bytes, changed at {self.mtime_ns} ns, inode {self.inode}"
+
+
+def stamp_of(found: os.stat_result) -> Stamp:
+    """The stamp of a file that was looked at."""
+    return Stamp(found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+class Reader(Handles):
     """Reads ranges of the files of one folder, for one thread; a file is opened when first needed."""
 
-    def __init__(self, folder: Path, error: type[ReshardError], sizes: dict[str, int] | None = None) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        error: type[ReshardError],
+        sizes: Mapping[str, int] | None = None,
+        stamps: Mapping[str, Stamp] | None = None,
+        room: int = 0,
+    ) -> None:
+        """`sizes` and `stamps` say what files must be, where given; `room` is how much `fetch` takes at a time."""
+        super().__init__(folder, os.O_RDONLY)
         self.error = error
-        self.sizes = sizes or {}
-        """Sizes that files must have, by name; others are not looked at."""
+        self.room = room
         self.bytes_read = 0
-        self._open: OrderedDict[str, int] = OrderedDict()
+        self._sizes, self._stamps = sizes or {}, stamps or {}
+        self._buffer: Bytes = aligned(page_up(room) + 2 * PAGE if room else 0)
 
     def read(self, name: str, offset: int, view: memoryview) -> memoryview:
         """Fill `view` with the bytes from `offset` of the file `name`, and return it. Raises `error` where they end."""
         done, wanted = 0, len(view)
         try:
-            handle = self._handle(name)
+            handle = self.get(name)
             while done < wanted:
                 got = os.preadv(handle, [view[done:]], offset + done)
                 if got == 0:
-                    raise self.error(
-                        f"{self.folder / name} ends at byte {offset + done}, but {offset + wanted} are needed: "
-                        f"it is truncated, or was changed since it was opened"
-                    )
+                    raise self._ended(name, offset + done, offset + wanted)
                 done += got
             if wanted >= DROP and hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(handle, offset, wanted, os.POSIX_FADV_DONTNEED)
         except OSError as error:
-            raise self.error(f"{self.folder / name} can't be read at byte {offset + done}: {error.strerror}") from error
+            raise self._unreadable(name, offset + done, error) from error
         self.bytes_read += wanted
         return view
 
-    def _handle(self, name: str) -> int:
-        handle = self._open.get(name)
-        if handle is not None:
-            self._open.move_to_end(name)
-            return handle
-        if len(self._open) >= OPEN_FILES:
-            os.close(self._open.popitem(last=False)[1])
-        handle = os.open(self.folder / name, os.O_RDONLY)
-        self._open[name] = handle
-        expected, size = self.sizes.get(name), os.fstat(handle).st_size
-        if expected is not None and size != expected:
-            raise self.error(f"{self.folder / name} has {size} bytes, not the {expected} it had or should have")
-        return handle
+    def fetch(self, name: str, offset: int, length: int) -> memoryview:
+        """`length` bytes, at most `room`, from `offset` of the file, past the page cache where the file system can.
 
-    def close(self) -> None:
-        """Close every file."""
-        while self._open:
-            os.close(self._open.popitem()[1])
+        The view is into a buffer that the next call fills again.
+        """
+        first, stop = page_down(offset), page_up(offset + length)
+        view = self._buffer.data[: stop - first]
+        try:
+            handle = self.direct(name)
+            if handle is None:
+                return self.read(name, offset, view[offset - first : offset - first + length])
+            done = 0
+            while first + done < offset + length:
+                start = page_down(done)  # the end of a file needn't be one of a page
+                got = start + os.preadv(handle, [view[start:]], first + start)
+                if got <= done:
+                    raise self._ended(name, first + done, offset + length)
+                done = got
+        except OSError as error:
+            if error.errno in REFUSALS and handle is not None:
+                self.refused(name)
+                return self.fetch(name, offset, length)
+            raise self._unreadable(name, offset, error) from error
+        self.bytes_read += length
+        return view[offset - first : offset - first + length]
 
-    def __enter__(self) -> Reader:
-        return self
+    def opened(self, name: str, handle: int) -> None:
+        """Raise unless the file is the one that it should be."""
+        found = stamp_of(os.fstat(handle))
+        expected, stamp = self._sizes.get(name), self._stamps.get(name)
+        if expected is not None and found.size != expected:
+            raise self._changed(
+                f"{self.folder / name} has {found.size} bytes, not the {expected} it had or should have"
+            )
+        if stamp is not None and found != stamp:
+            raise SourceChanged(f"{self.folder / name} was changed meanwhile: it had {stamp}; now it has {found}")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _changed(self, message: str) -> ReshardError:
+        return SourceChanged(message) if issubclass(SourceChanged, self.error) else self.error(message)
+
+    def _ended(self, name: str, end: int, needed: int) -> ReshardError:
+        return self._changed(
+            f"{self.folder / name} ends at byte {end}, but {needed} are needed: "
+            f"it is truncated, or was changed since it was opened"
+        )
+
+    def _unreadable(self, name: str, place: int, error: OSError) -> ReshardError:
+        return self.error(f"{self.folder / name} can't be read at byte {place}: {error.strerror}")

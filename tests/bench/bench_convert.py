@@ -1,8 +1,8 @@
-"""Time and peak memory of convert on a DeepSeek-shaped checkpoint, against a plain copy of the same bytes.
+"""Time and peak memory of convert and check on a DeepSeek-shaped checkpoint, against raw direct I/O of the same bytes.
 
-    python -m tests.bench.bench_convert [--gigabytes 4] [--rounds 3] [--tp 8 --ep 8] [--folder FOLDER]
+    python -m tests.bench.bench_convert [--gigabytes 4] [--rounds 3] [--tp 8 --ep 8] [--plain] [--folder FOLDER]
 
-Both are timed in turn, in one run, from files that were dropped from the page cache, fsync included.
+All are timed in turn, in one run, from files that were dropped from the page cache, fsync included.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import shutil
 import statistics
 import subprocess
@@ -21,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+
+from tests.bench import ways
 
 HIDDEN, EXPERTS, EXPERT_FFN, HEADS, VOCAB, BLOCK = 2048, 64, 1024, 16, 32768, 128
 Q_LORA, KV_LORA, NOPE, ROPE, V_DIM, FFN = 768, 512, 128, 64, 128, 6144
@@ -126,27 +127,6 @@ def make(folder: Path, gigabytes: float) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
-def evict(folder: Path) -> None:
-    """Drop the folder's files from the page cache, after they are on the disk."""
-    for path in folder.rglob("*.safetensors"):
-        handle = os.open(path, os.O_RDONLY)
-        os.fsync(handle)
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(handle)
-
-
-def copy(source: Path, target: Path) -> float:
-    """Seconds of a plain copy of the weight files, each with fsync."""
-    target.mkdir()
-    started = time.monotonic()
-    for path in sorted(source.glob("*.safetensors")):
-        shutil.copyfile(path, target / path.name)
-        handle = os.open(target / path.name, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
-    return time.monotonic() - started
-
-
 def child(source: Path, out: Path, tp: int, ep: int, workers: int) -> None:
     """Convert in this process and print its result and peak memory."""
     from converter.convert import convert
@@ -165,18 +145,52 @@ def child(source: Path, out: Path, tp: int, ep: int, workers: int) -> None:
     plan = Plan(whose, make_grid(tp=tp, ep=ep), stages, ExpertPlacement(contiguous(EXPERTS, ep)))
     result = convert(checkpoint, binding, plan, place(binding, plan), out, workers)
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    print(json.dumps({"seconds": result.seconds, "bytes": result.bytes_written, "peak": int(peak.split()[1]) * 1024}))
+    print(json.dumps({"seconds": result.seconds, "peak": int(peak.split()[1]) * 1024}))
+
+
+def measured(source: Path, out: Path, options: argparse.Namespace) -> dict[str, float]:
+    """One conversion in a process of its own."""
+    sizes = ["--tp", str(options.tp), "--ep", str(options.ep), "--workers", str(options.workers)]
+    command = [sys.executable, "-m", "tests.bench.bench_convert", *sizes, "--child", str(source), str(out)]
+    done: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return done
+
+
+def one_round(source: Path, folder: Path, options: argparse.Namespace, last: bool) -> dict[str, float]:
+    """Seconds of each way, one after the other, from files that are on the disk alone."""
+    from converter.check import check
+
+    found: dict[str, float] = {}
+    ways.evict(source)
+    found["raw direct copy"] = ways.raw_copy(source, folder / "copy", 2)
+    shutil.rmtree(folder / "copy")
+    ways.evict(source)
+    found |= {f"convert {key}": value for key, value in measured(source, folder / "out", options).items()}
+    ways.evict(folder / "out")
+    found["raw direct read"] = ways.raw_read(folder / "out", 2)
+    ways.evict(folder / "out")
+    started = time.monotonic()
+    if not check(folder / "out", workers=options.workers).passed:
+        raise SystemExit("the output doesn't pass its check")
+    found["check"] = time.monotonic() - started
+    if last and options.plain:
+        ways.evict(source)
+        found["load all, then save_file"] = ways.load_all_then_save(source, folder / "out", folder / "plain")
+        shutil.rmtree(folder / "plain")
+    shutil.rmtree(folder / "out")
+    return found
 
 
 def main() -> None:
-    """Make the checkpoint, measure both ways in turn, print medians."""
+    """Make the checkpoint, measure all ways in turn, print medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tp", type=int, default=8)
     parser.add_argument("--ep", type=int, default=8)
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--folder", type=Path, help="where to make the files; default: a temporary folder")
+    parser.add_argument("--plain", action="store_true", help="also load everything and save_file, in the last round")
     parser.add_argument("--child", nargs=2, type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -188,25 +202,22 @@ def main() -> None:
         source = folder / "checkpoint"
         make(source, options.gigabytes)
         size = sum(path.stat().st_size for path in source.glob("*.safetensors"))
-        copies, conversions, peaks = [], [], []
+        rounds = []
         for number in range(options.rounds):
-            evict(source)
-            copies.append(copy(source, folder / "copy"))
-            shutil.rmtree(folder / "copy")
-            evict(source)
-            sizes = ["--tp", str(options.tp), "--ep", str(options.ep), "--workers", str(options.workers)]
-            paths = [str(source), str(folder / "out")]
-            command = [sys.executable, "-m", "tests.bench.bench_convert", *sizes, "--child", *paths]
-            done = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            conversions.append(done["seconds"])
-            peaks.append(done["peak"])
-            shutil.rmtree(folder / "out")
-            print(f"round {number}: copy {copies[-1]:.2f} s, convert {done['seconds']:.2f} s", file=sys.stderr)
-        slow, fast = statistics.median(conversions), statistics.median(copies)
+            rounds.append(one_round(source, folder, options, number == options.rounds - 1))
+            print(f"round {number}: {rounds[-1]}", file=sys.stderr)
+        middle = {way: statistics.median(found[way] for found in rounds if way in found) for way in rounds[-1]}
         print(f"{size / 1e9:.2f} GB, tp {options.tp}, ep {options.ep}, {options.workers} workers")
-        print(f"copy + fsync   {fast:6.2f} s  {size / fast / 1e9:5.2f} GB/s")
-        print(f"convert        {slow:6.2f} s  {size / slow / 1e9:5.2f} GB/s  peak {max(peaks) / 2**20:.0f} MiB")
-        print(f"convert at {fast / slow:.2f} of the speed of a plain copy")
+        seconds = {way.removesuffix(" seconds"): took for way, took in middle.items() if not way.endswith("peak")}
+        for way, took in seconds.items():
+            print(f"{way:26} {took:6.2f} s  {size / took / 1e9:5.2f} GB/s")
+        print(f"convert at {seconds['raw direct copy'] / seconds['convert']:.2f} of a raw direct copy, "
+              f"peak {max(found['convert peak'] for found in rounds) / 2**20:.0f} MiB; "
+              f"check at {seconds['raw direct read'] / seconds['check']:.2f} of a raw read")  # fmt: skip
+        if options.plain:
+            print(
+                f"{seconds['load all, then save_file'] / seconds['convert']:.1f} times as fast as load all, save_file"
+            )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from converter.check import check
 from shard_plans.errors import CheckpointError, ManifestError
 from tests.conftest import MakeCheckpoint
 from tests.tools import tamper
-from tests.tools.converted import bound, converted
+from tests.tools.converted import bound, converted, small_chunks
 from tests.tools.spoiled import SIZES, Made, only
 
 
@@ -42,8 +42,7 @@ def test_a_flipped_bit_is_pinned_to_its_tensor(made: Made, tensor: str) -> None:
 def test_the_chunk_of_a_long_tensor_is_named(
     tmp_path: Path, tiny: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("converter.check", "converter.streams.hashing", "shard_plans.documents.shard_manifest"):
-        monkeypatch.setattr(f"{module}.CHUNK", 512)
+    small_chunks(monkeypatch, 512)
     converted(tiny("llama"), tmp_path)
     assert check(tmp_path).passed
     start, length = tamper.tensor_offset(tmp_path, "stage-0-tp-0.safetensors", "embed")

@@ -192,7 +192,7 @@ def test_a_false_skip_list_is_found(tiny: MakeCheckpoint, tmp_path: Path) -> Non
         (lambda root: root["source"].update(tensors=1), "its plan of deepseek_v3"),
         (lambda root: root["source"]["files"][0].update(size=10), "has 10 bytes, or another header than it has"),
         (lambda root: root["source"]["files"].pop(), "the header of the source's file is None"),
-        (lambda root: root["ranks"].pop(), "lists 3 ranks, which aren't the 4 of the plan's grid"),
+        (lambda root: root["ranks"].pop(), "lists 3 ranks, which aren't the 4 that the plan and it ask for"),
         (lambda root: root["ranks"][0]["files"].pop(), "of its place are"),
     ],
 )

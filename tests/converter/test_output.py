@@ -17,7 +17,8 @@ import pytest
 
 from converter.convert import convert
 from converter.output import partial
-from converter.output.folder import LOCK, MARKER, Identity, OutputFolder
+from converter.output.folder import Identity, OutputFolder
+from converter.output.parts import LOCK, MARKER
 from shard_plans.documents.plan import plan_digest
 from shard_plans.errors import OutputError, PlanError
 from shard_plans.placement.place import place
@@ -129,7 +130,7 @@ def test_a_killed_conversion_leaves_nothing_that_looks_whole(tiny: MakeCheckpoin
     )
     ran = subprocess.run([sys.executable, "-c", code, tiny("llama"), out], cwd=Path(__file__).parents[2])
     assert ran.returncode == -signal.SIGKILL
-    assert all(name.endswith((".partial", ".lock")) for name in contents(out))
+    assert all(name.endswith((".partial", ".lock", ".journal")) for name in contents(out))
     converted(tiny("llama"), out, {"tp": 2})
     converted(tiny("llama"), tmp_path / "fresh", {"tp": 2})
     assert contents(out) == contents(tmp_path / "fresh")

@@ -17,11 +17,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from converter.backward.gather import Held, blocks, growth, items, overlap, pick, put, whole
+from converter.forward import units
 from converter.forward.grouping import Group, Target, in_bytes, make_groups
 from converter.forward.scatter import needed, parts, scatter, times
 from converter.forward.shard_file import lay_out
+from converter.forward.units import make_units
 from converter.streams.hashing import CHUNK, TensorHash
-from converter.streams.writing import Sink
+from converter.streams.sink import Sink
 from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.documents.manifest import ManifestTensor, Piece
 from shard_plans.errors import PlanError
@@ -60,6 +62,8 @@ class Case:
     """Of each shard tensor, of each member."""
     padding: int
     buffer: int
+    chunk: int = 4 << 20
+    unit: int = 64 << 20
 
 
 def a_cut(size: int, repeat: int) -> st.SearchStrategy[Cut]:
@@ -79,8 +83,9 @@ def cases(draw: st.DrawFn) -> Case:
     stacked = draw(st.booleans())
     experts = draw(st.integers(1, 3)) if stacked else 1
     return Case(
-        shape, stacked, experts, members, cuts, draw(st.integers(0, 2)), draw(st.sampled_from([2, 8, 64, 4096]))
-    )
+        shape, stacked, experts, members, cuts, draw(st.integers(0, 2)), draw(st.sampled_from([2, 8, 64, 4096])),
+        draw(st.sampled_from([2, 8, 4096])), draw(st.sampled_from([1, 16, 4096])),
+    )  # fmt: skip
 
 
 def taken(stored: Array, cuts: tuple[Cut, ...]) -> Array:
@@ -131,16 +136,28 @@ def scattered(case: Case) -> tuple[Checkpoint, bytes, list[ShardTensor], list[by
     assert len(groups) == 1
     read = 0
 
-    def reader(file: int, offset: int, view: memoryview) -> None:
+    def fetch(file: int, offset: int, length: int) -> memoryview:
         nonlocal read
-        read += len(view)
-        assert len(view) <= case.buffer
-        view[:] = data[offset : offset + len(view)]
+        read += length
+        assert length <= case.buffer
+        return memoryview(data)[offset : offset + length]
 
-    sinks = [Collect() for _ in groups[0].targets]
-    scatter(groups[0], sinks, checkpoint, reader, np.zeros(case.buffer, np.uint8))
-    found = {target.index: bytes(sink.data) for target, sink in zip(groups[0].targets, sinks, strict=True)}
-    return checkpoint, data, tensors, [found[index] for index in range(len(tensors))], read
+    found = {target.index: bytearray(target.tensor.nbytes) for target in groups[0].targets}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(units, "CHUNK", case.chunk)
+        made = make_units(groups, checkpoint, case.unit)
+    for unit in made:
+        sinks = [Collect() for _ in unit.slices]
+        scatter(unit, sinks, checkpoint, fetch, case.buffer)
+        for part, sink in zip(unit.slices, sinks, strict=True):
+            assert part.start % case.chunk == 0
+            assert not any(found[part.target.index][part.start : part.stop])
+            found[part.target.index][part.start : part.stop] = sink.data
+    covered = {index: 0 for index in found}
+    for part in (part for unit in made for part in unit.slices):
+        covered[part.target.index] += part.stop - part.start
+    assert covered == {index: len(data) for index, data in found.items()}
+    return checkpoint, data, tensors, [bytes(found[index]) for index in range(len(tensors))], read
 
 
 def stored_array(case: Case, data: bytes, number: int) -> Array:
@@ -269,7 +286,9 @@ def test_a_tensor_without_sources_is_all_padding() -> None:
     tensor = ShardTensor("embed", "BF16", (4, 8), ())
     sink = Collect()
     group = Group(np.zeros(0, np.int64), (Target(0, 0, tensor, (), 0),))
-    scatter(group, [sink], store(Case((1,), False, 1, 1, [], 0, 8))[0], lambda *_: None, np.zeros(8, np.uint8))
+    checkpoint = store(Case((1,), False, 1, 1, [], 0, 8))[0]
+    (unit,) = make_units([group], checkpoint)
+    scatter(unit, [sink], checkpoint, lambda *_: memoryview(b""), 8)
     assert sink.data == bytes(64)
 
 

@@ -1,0 +1,180 @@
+"""Units of work on their way from the checkpoint into partial files, and into the journal."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from converter.forward.scatter import scatter
+from converter.forward.shard_file import FileLayout
+from converter.forward.units import Slice, Unit
+from converter.output.journal import Journal
+from converter.output.partial import PARTIAL, partial_path, sync
+from converter.streams.hashing import CHUNK, Digest, TensorHash, whole_digest
+from converter.streams.reading import Reader, Stamp
+from converter.streams.sink import Sink, Staging
+from converter.streams.workers import Meter
+from converter.streams.writing import Writer, write_fault
+from shard_plans.checkpoints.checkpoint import Checkpoint
+from shard_plans.errors import CheckpointError, OutputError, ReshardError
+
+COMMIT = 1.0
+"""Seconds between entries of the journal; a crash loses about as much work."""
+
+
+@dataclass(slots=True)
+class _Hands:
+    """What one worker thread holds."""
+
+    reader: Reader
+    writer: Writer
+    staging: Staging
+
+
+class Move:
+    """Reads, writes and hashes units; keeps their digests, and vouches for them in the journal."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        stamps: Mapping[str, Stamp],
+        layouts: Sequence[FileLayout],
+        units: Sequence[Unit],
+        out: Path,
+        journal: Journal,
+        meter: Meter,
+        buffer: int,
+    ) -> None:
+        self.checkpoint, self.stamps, self.layouts, self.units = checkpoint, stamps, layouts, units
+        self.out, self.journal, self.meter, self.buffer = out, journal, meter, buffer
+        self.bytes_read = self.bytes_written = self.bytes_kept = 0
+        self._chunks: dict[tuple[int, int], bytearray] = {}
+        """Digests of the chunks of each tensor, by the numbers of its file and of the tensor in it."""
+        for layout_number, layout in enumerate(layouts):
+            for index, tensor in enumerate(layout.file.tensors):
+                self._chunks[layout_number, index] = bytearray(16 * max(1, -(-tensor.nbytes // CHUNK)))
+        self._pending: dict[int, bytes] = {}
+        self._committing = threading.Lock()
+        self._committed = time.monotonic()
+
+    def digest(self, file: int, index: int) -> Digest:
+        """Of a tensor, when all units are done."""
+        return whole_digest(bytes(self._chunks[file, index]))
+
+    def write_headers(self) -> None:
+        """Write what comes before the data of each file."""
+        with Writer(self.out) as writer:
+            for layout in self.layouts:
+                writer.write(layout.file.name + PARTIAL, 0, memoryview(layout.header))
+
+    @contextmanager
+    def verifier(self) -> Iterator[Reader]:
+        """Reads the partial files, for one thread."""
+        with Reader(self.out, OutputError, room=CHUNK) as reader:
+            yield reader
+
+    def verify(self, found: Mapping[int, bytes], good: set[int], reader: Reader, number: int) -> None:
+        """Add the unit to `good` if its bytes on the disk have the digests found in the journal."""
+        unit, stated = self.units[number], memoryview(found[number])
+        for part in unit.slices:
+            name, start = self.layouts[part.target.file].file.name + PARTIAL, part.target.start
+            for first in range(part.start, max(part.stop, part.start + 1), CHUNK):
+                state = TensorHash()
+                state.update(reader.fetch(name, start + first, min(CHUNK, part.stop - first)))
+                if state.chunks() != stated[:16]:
+                    return
+                stated = stated[16:]
+        if len(stated):
+            return
+        self._keep(unit, found[number])
+        with self.meter.lock:
+            good.add(number)
+            self.bytes_kept += unit.nbytes
+        self.meter.add(unit.nbytes)
+
+    @contextmanager
+    def worker(self) -> Iterator[_Hands]:
+        """A reader, a writer and memory for one thread."""
+        reader = Reader(self.checkpoint.folder, CheckpointError, stamps=self.stamps, room=self.buffer)
+        with reader, Writer(self.out) as writer:
+            yield _Hands(reader, writer, Staging(self.buffer))
+        with self.meter.lock:
+            self.bytes_read += reader.bytes_read
+            self.bytes_written += writer.bytes_written
+
+    def unit(self, hands: _Hands, number: int) -> None:
+        """Read what the unit draws on, write and hash its stretches."""
+        unit = self.units[number]
+        sinks = [
+            Sink(hands.writer, self._name(part), part.target.start + part.start, room, self.meter.add)
+            for part, room in zip(unit.slices, hands.staging.shares(len(unit.slices)), strict=True)
+        ]
+
+        def fetch(file: int, offset: int, length: int) -> memoryview:
+            return hands.reader.fetch(self.checkpoint.files[file].name, offset, length)
+
+        scatter(unit, sinks, self.checkpoint, fetch, self.buffer)
+        digests = b"".join(sink.finish() for sink in sinks)
+        self._keep(unit, digests)
+        with self.meter.lock:
+            self._pending[number] = digests
+        if time.monotonic() - self._committed >= COMMIT and self._committing.acquire(blocking=False):
+            try:
+                self._commit()
+            finally:
+                self._committing.release()
+
+    def finish(self, failed: bool = False) -> None:
+        """Vouch for the rest; after a failure as far as that still works."""
+        if failed:
+            with suppress(ReshardError, OSError):
+                self._commit()
+        else:
+            self._commit()
+
+    def _commit(self) -> None:
+        """First the data, then the entries that vouch for them."""
+        with self.meter.lock:
+            taken, self._pending = self._pending, {}
+        if not taken:
+            return
+        names = {self.layouts[part.target.file].file.name for number in taken for part in self.units[number].slices}
+        for name in sorted(names):
+            path = partial_path(self.out, name)
+            try:
+                sync(path)
+            except OSError as error:
+                raise write_fault(path, error) from error
+        self.journal.add(taken)
+        self._committed = time.monotonic()
+
+    def _name(self, part: Slice) -> str:
+        return self.layouts[part.target.file].file.name + PARTIAL
+
+    def _keep(self, unit: Unit, digests: bytes) -> None:
+        """Put the digests of the unit's chunks where they belong in those of their tensors."""
+        place = 0
+        for part in unit.slices:
+            count = max(1, -(-(part.stop - part.start) // CHUNK))
+            first = part.start // CHUNK
+            held = self._chunks[part.target.file, part.target.index]
+            held[16 * first : 16 * (first + count)] = digests[16 * place : 16 * (place + count)]
+            place += count
+
+
+def source_stamps(checkpoint: Checkpoint) -> dict[str, Stamp]:
+    """What each file of the checkpoint is now. Raises CheckpointError."""
+    found = {}
+    for file in checkpoint.files:
+        path = checkpoint.folder / file.name
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise CheckpointError(f"{path} can't be read: {error.strerror}") from error
+        found[file.name] = Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
+    return found

@@ -1,0 +1,106 @@
+"""One part of a conversion, or all of it in one: its shard files and their manifests, under a journal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from converter.faults import SourceChanged
+from converter.forward.grouping import make_groups
+from converter.forward.manifests import manifest_name, shard_manifest
+from converter.forward.move import Move, source_stamps
+from converter.forward.shard_file import FileLayout
+from converter.forward.units import make_units, units_digest
+from converter.output.folder import OutputFolder
+from converter.output.journal import Journal, head
+from converter.output.partial import allocated, check_space, reserve_again, sync
+from converter.streams.hashing import hash_bytes
+from converter.streams.reading import Stamp
+from converter.streams.workers import Meter, Progress, run_all
+from shard_plans.checkpoints.checkpoint import Checkpoint
+from shard_plans.documents.manifest import ManifestFile
+from shard_plans.documents.shard_manifest import format_shard_manifest
+
+DOCUMENT_ROOM = 64 << 20
+"""Bytes kept free for manifests beside what can be counted before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What was made, and how many bytes were moved for it."""
+
+    files: tuple[ManifestFile, ...] = ()
+    bytes_read: int = 0
+    bytes_written: int = 0
+    bytes_kept: int = 0
+
+
+def make_part(
+    checkpoint: Checkpoint,
+    family: str,
+    layouts: Sequence[FileLayout],
+    output: OutputFolder,
+    workers: int,
+    buffer: int,
+    progress: Progress | None,
+) -> Made:
+    """Write the files of `layouts` and their manifests under their partial names; none is published yet.
+
+    Raises SourceChanged where the checkpoint isn't what it was when this began, and what else `convert` raises.
+    """
+    out, names = output.path, [layout.file.name for layout in layouts]
+    units = make_units(make_groups(layouts, checkpoint), checkpoint)
+    stamps = source_stamps(checkpoint)
+    headers = {file.name: (stamps[file.name], file.header_digest) for file in checkpoint.files}
+    journal = Journal(
+        output.journal, head(str(output.identity), units_digest(units), hash_bytes(family.encode()), headers)
+    )
+    try:
+        found = journal.open()
+        room = DOCUMENT_ROOM + sum(file.header_size for file in checkpoint.files)
+        check_space(out, sum(layout.size for layout in layouts) + room - allocated(out, names))
+        for layout in layouts:
+            reserve_again(out, layout.file.name, layout.size)
+        sync(out)  # so that what the journal will vouch for can be found
+        meter = Meter(sum(unit.nbytes for unit in units), progress)
+        move = Move(checkpoint, stamps, layouts, units, out, journal, meter, buffer)
+        _move(move, found, workers)
+        _compare(checkpoint, stamps)
+        files = []
+        for number, layout in enumerate(layouts):
+            digests = [move.digest(number, index) for index in range(len(layout.file.tensors))]
+            name = manifest_name(layout.file.name)
+            _, digest = output.write(name, format_shard_manifest(shard_manifest(layout, output.identity, digests)))
+            files.append(ManifestFile(layout.file.name, name, layout.size, digest))
+    except BaseException:
+        output.keep = output.keep or journal.entries > 0
+        raise
+    finally:
+        journal.close()
+    output.keep = True
+    return Made(tuple(files), move.bytes_read, move.bytes_written, move.bytes_kept)
+
+
+def _move(move: Move, found: Mapping[int, bytes], workers: int) -> None:
+    """Do every unit that isn't on the disk already; what the journal says is, is read again first."""
+    good: set[int] = set()
+    known = [number for number in sorted(found) if number < len(move.units)]
+    run_all(known, move.verifier, lambda reader, number: move.verify(found, good, reader, number), workers)
+    move.write_headers()
+    left = [number for number in range(len(move.units)) if number not in good]
+    try:
+        run_all(left, move.worker, move.unit, workers)
+    except BaseException:
+        move.finish(failed=True)
+        raise
+    move.finish()
+
+
+def _compare(checkpoint: Checkpoint, before: Mapping[str, Stamp]) -> None:
+    """Raise SourceChanged where a source file isn't what it was when the conversion began."""
+    for name, now in source_stamps(checkpoint).items():
+        if now != before[name]:
+            raise SourceChanged(
+                f"{checkpoint.folder / name} was changed while it was converted: it had {before[name]}; now it has "
+                f"{now}; run again"
+            )

@@ -1,0 +1,127 @@
+"""The journal of a conversion: which units are on the disk, with the digests of their chunks.
+
+A line is written only after the bytes that it vouches for are on the disk, and every line has a sum of its own, so that
+a torn tail is seen. Nothing in it is believed unless the bytes still have the digests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from converter.output.partial import sync
+from converter.streams.reading import Stamp
+from converter.streams.writing import write_fault
+from shard_plans.errors import CheckpointError, OutputError
+
+VERSION = 1
+
+
+def head(identity: str, units: str, family: str, files: Mapping[str, tuple[Stamp, str]]) -> dict[str, Any]:
+    """What a journal belongs to: the output, its units, the family table, and each source file with its header."""
+    listed = [[name, *_fields(stamp), header] for name, (stamp, header) in files.items()]
+    return {"version": VERSION, "identity": identity, "units": units, "family": family, "files": listed}
+
+
+def _fields(stamp: Stamp) -> tuple[int, int, int]:
+    return stamp.size, stamp.mtime_ns, stamp.inode
+
+
+class Journal:
+    """A journal file, which only one process writes; `add` may be called from one thread at a time."""
+
+    def __init__(self, path: Path, belongs: dict[str, Any]) -> None:
+        self.path, self.belongs = path, belongs
+        self.entries = 0
+        """Units that it vouches for."""
+        self._handle: int | None = None
+
+    def open(self) -> dict[int, bytes]:
+        """Begin the journal, or go on with the one that is there: units and the digests of their chunks.
+
+        Raises CheckpointError where a source file was changed since it was begun, OutputError where it is of
+        something else.
+        """
+        try:
+            raw = self.path.read_bytes() if self.path.exists() else b""
+            lines, end = _whole_lines(raw)
+            if lines:
+                self._compare(json.loads(lines[0]))
+            self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            os.ftruncate(self._handle, end)
+            os.lseek(self._handle, 0, os.SEEK_END)
+            if not lines:
+                self._append([json.dumps(self.belongs, separators=(",", ":"))])
+                sync(self.path.parent)
+        except OSError as error:
+            raise write_fault(self.path, error) from error
+        found = {}
+        for line in lines[1:]:
+            number, digests = line.split()
+            found[int(number)] = bytes.fromhex(digests)
+        self.entries = len(found)
+        return found
+
+    def add(self, units: Mapping[int, bytes]) -> None:
+        """Vouch for units whose bytes are on the disk. Raises OutputError."""
+        try:
+            self._append([f"{number} {digests.hex()}" for number, digests in units.items()])
+            self.entries += len(units)
+        except OSError as error:
+            raise write_fault(self.path, error) from error
+
+    def _append(self, lines: list[str]) -> None:
+        data = "".join(f"{_sum(line)} {line}\n" for line in lines).encode()
+        while data and self._handle is not None:
+            data = data[os.write(self._handle, data) :]
+        if self._handle is not None:
+            os.fsync(self._handle)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def _compare(self, found: dict[str, Any]) -> None:
+        """Raise unless the journal that lies here belongs to what is done now."""
+        before = {entry[0]: entry[1:] for entry in found.get("files", ())}
+        for name, *now in self.belongs["files"]:
+            was = before.get(name)
+            if was != now:
+                raise CheckpointError(
+                    f"{name} was changed since the conversion in {self.path.parent} was begun: it "
+                    f"{'was not there' if was is None else 'had ' + _words(was)}; now it has {_words(now)}; "
+                    f"put back what it was, or begin again with --fresh"
+                )
+        for key in ("version", "identity", "units", "family"):
+            if found.get(key) != self.belongs[key]:
+                raise OutputError(
+                    f"{self.path.parent} holds an unfinished conversion with another {key} ({found.get(key)}, now "
+                    f"{self.belongs[key]}); begin again with --fresh, or choose another folder"
+                )
+
+
+def _words(entry: list[Any]) -> str:
+    return f"{Stamp(*entry[:3])}, header {entry[3]}"
+
+
+def _sum(line: str) -> str:
+    return xxhash.xxh3_64_hexdigest(line.encode())
+
+
+def _whole_lines(raw: bytes) -> tuple[list[str], int]:
+    """The lines up to the first that is torn or damaged, and where they end."""
+    lines, end = [], 0
+    for line in raw.splitlines(keepends=True):
+        words = line.decode("ascii", "replace")
+        if not words.endswith("\n") or words[:16] != _sum(words[17:-1]):
+            break
+        lines.append(words[17:-1])
+        end += len(line)
+    return lines, end

@@ -1,0 +1,91 @@
+"""A stretch of a shard tensor being written and hashed: its bytes arrive in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from converter.streams.buffers import PAGE, Bytes, aligned, page_down
+from converter.streams.hashing import TensorHash
+from converter.streams.writing import Writer
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Sink:
+    """Gathers what arrives in aligned memory; when that is full it is hashed, still in cache, and written."""
+
+    __slots__ = ("_filled", "_hash", "_moved", "_name", "_place", "_room", "_writer")
+
+    def __init__(self, writer: Writer, name: str, start: int, room: Bytes, moved: Callable[[int], None]) -> None:
+        """`start` is the stretch's place in the file; `room` begins at a page and is whole pages; `moved` counts."""
+        self._writer, self._name, self._place = writer, name, start
+        self._room, self._filled = room, 0
+        self._moved = moved
+        self._hash = TensorHash()
+
+    @property
+    def seen(self) -> int:
+        """Bytes taken so far."""
+        return self._hash.seen + self._filled
+
+    def take(self, piece: Array) -> None:
+        """Take the next elements, in row-major order; the array may be reused after the call."""
+        while piece.nbytes > (free := len(self._room) - self._filled):
+            rows = free // piece[0].nbytes
+            if rows:
+                self._copy(piece[:rows])
+                piece = piece[rows:]
+            else:
+                self.take(piece[0])
+                piece = piece[1:]
+        self._copy(piece)
+
+    def zeros(self, count: int) -> None:
+        """Take `count` zero bytes: declared padding."""
+        while count > 0:
+            step = min(count, len(self._room) - self._filled)
+            self._room[self._filled : self._filled + step] = 0
+            self._advance(step)
+            count -= step
+
+    def _copy(self, piece: Array) -> None:
+        if piece.nbytes:
+            room = self._room[self._filled : self._filled + piece.nbytes]
+            np.copyto(room.view(piece.dtype).reshape(piece.shape), piece)
+            self._advance(piece.nbytes)
+
+    def _advance(self, count: int) -> None:
+        self._filled += count
+        if self._filled == len(self._room):
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._filled:
+            data = self._room.data[: self._filled]
+            self._hash.update(data)
+            self._writer.write(self._name, self._place, data, aligned=True)
+            self._moved(self._filled)
+            self._place += self._filled
+            self._filled = 0
+
+    def finish(self) -> bytes:
+        """Write what is left; the digests of the stretch's chunks, 16 bytes each, at least one."""
+        self._flush()
+        return self._hash.chunks()
+
+
+class Staging:
+    """The memory that the sinks of one worker share."""
+
+    def __init__(self, size: int) -> None:
+        self._room = aligned(size)
+
+    def shares(self, count: int) -> list[Bytes]:
+        """Memory for each of `count` sinks, whole pages of equal length."""
+        share = max(PAGE, page_down(len(self._room) // max(count, 1)))
+        if share * count > len(self._room):
+            self._room = aligned(share * count)
+        return [self._room[number * share : (number + 1) * share] for number in range(count)]

@@ -1,0 +1,328 @@
+"""Interrupted conversions go on where they were, trust nothing unread, and end with the same bytes."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from converter.check import check
+from converter.output.parts import LOCK, MARKER
+from shard_plans.errors import CheckpointError, OutputError
+from tests.conftest import MakeCheckpoint
+from tests.tools import crash, power, tamper
+from tests.tools.converted import contents, converted
+from tests.tools.plans import plan_id
+
+JOURNAL = "conversion.journal"
+CASES: list[tuple[str, dict[str, int]]] = [
+    ("llama_odd", {"tp": 3}), ("deepseek_v3_mtp", {"tp": 4, "ep": 2, "etp": 2}),
+    ("mixtral_odd", {"pp": 2, "tp": 2, "ep": 2}), ("qwen3_moe_fp8", {"dp": 2, "ep": 2, "etp": 1}), ("llama_single", {}),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    crash.many_units(monkeypatch)
+
+
+def killed(folder: Path, out: Path, sizes: dict[str, int], call: int, workers: int = 2) -> bool:
+    """Convert in a child that is killed before its call of that number; whether it was."""
+
+    def work() -> None:
+        crash.at_call(crash.CALLS, call, crash.die)
+        converted(folder, out, sizes, workers=workers)
+
+    code = crash.forked(work)
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
+
+
+def calls(folder: Path, out: Path, sizes: dict[str, int], workers: int = 2) -> int:
+    """How many calls an undisturbed conversion makes."""
+
+    def work() -> int:
+        count = crash.at_call(crash.CALLS, -1, crash.die)
+        converted(folder, out, sizes, workers=workers)
+        return count()
+
+    report = out.with_name("calls")
+    assert crash.forked(work, report=report) == 0
+    return int(report.read_text())
+
+
+def kill_again_and_again(folder: Path, tmp_path: Path, sizes: dict[str, int], kills: int, seed: int) -> None:
+    """Kill at random calls; each conversion goes on with what the last one left, and the end is the same bytes."""
+    dice = random.Random(seed)
+    total = calls(folder, tmp_path / "undisturbed", sizes)
+    expected = contents(tmp_path / "undisturbed")
+    done = round_number = 0
+    while done < kills:
+        out = tmp_path / str(round_number)
+        for _ in range(dice.randint(1, 3)):
+            done += killed(folder, out, sizes, dice.randint(2, total), dice.choice([1, 2, 8]))
+            if (out / "manifest.json").exists():
+                assert check(out, folder).failures == ()
+        converted(folder, out, sizes, workers=dice.choice([1, 2, 8]))
+        assert contents(out) == expected
+        round_number += 1
+
+
+@pytest.mark.parametrize(("name", "sizes"), CASES, ids=lambda v: plan_id(v) if isinstance(v, dict) else v)
+def test_kills(tiny: MakeCheckpoint, tmp_path: Path, name: str, sizes: dict[str, int]) -> None:
+    kill_again_and_again(tiny(name), tmp_path, sizes, 6, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("name", "sizes"), CASES, ids=lambda v: plan_id(v) if isinstance(v, dict) else v)
+def test_many_kills(tiny: MakeCheckpoint, tmp_path: Path, name: str, sizes: dict[str, int], seed: int) -> None:
+    kill_again_and_again(tiny(name), tmp_path, sizes, 5, 100 + seed)
+
+
+@pytest.mark.slow
+def test_kills_by_the_clock(tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    dice = random.Random(5)
+    folder, sizes = tiny("deepseek_v3_mtp"), {"tp": 4, "ep": 2}
+    converted(folder, tmp_path / "undisturbed", sizes)
+    for number in range(20):
+        out = tmp_path / str(number)
+        crash.forked(partial(converted, folder, out, sizes), kill_after=dice.uniform(0, 0.5))
+        converted(folder, out, sizes)
+        assert contents(out) == contents(tmp_path / "undisturbed")
+
+
+class Halfway:
+    """A conversion that was killed when about half was done."""
+
+    def __init__(self, folder: Path, tmp_path: Path) -> None:
+        self.folder, self.out, self.sizes = folder, tmp_path / "out", {"tp": 2}
+        converted(folder, tmp_path / "undisturbed", self.sizes)
+        self.expected = contents(tmp_path / "undisturbed")
+        self.total = sum(len(data) for name, data in self.expected.items() if name.endswith(".safetensors"))
+        assert killed(folder, self.out, self.sizes, calls(folder, tmp_path / "counted", self.sizes) // 2)
+        assert (self.out / JOURNAL).stat().st_size > 300
+
+    def again(self, fresh: bool = False) -> int:
+        """Convert again; the end must be the same bytes. Returns how many bytes were kept."""
+        result = converted(self.folder, self.out, self.sizes, fresh=fresh)
+        assert contents(self.out) == self.expected
+        assert result.bytes_kept + result.bytes_written < self.total
+        return result.bytes_kept
+
+
+@pytest.fixture
+def halfway(own_tiny: MakeCheckpoint, tmp_path: Path) -> Halfway:
+    return Halfway(own_tiny("llama"), tmp_path)
+
+
+def test_what_was_done_is_not_done_again(halfway: Halfway) -> None:
+    assert halfway.again() > halfway.total // 10
+
+
+def test_a_fresh_start_keeps_nothing(halfway: Halfway) -> None:
+    assert halfway.again(fresh=True) == 0
+
+
+def spoil_data(out: Path) -> None:
+    for path in out.glob("*.safetensors.partial"):
+        path.write_bytes(bytes(path.stat().st_size))
+
+
+def spoil_length(out: Path) -> None:
+    for path in out.glob("*.safetensors.partial"):
+        tamper.truncate(path)
+
+
+def lose_files(out: Path) -> None:
+    for path in out.glob("*.safetensors.partial"):
+        path.unlink()
+
+
+def spoil_first_entry(out: Path) -> None:
+    tamper.flip(out / JOURNAL, (out / JOURNAL).read_bytes().index(b"\n") + 20)
+
+
+def spoil_head(out: Path) -> None:
+    tamper.flip(out / JOURNAL, 40)
+
+
+def lose_journal(out: Path) -> None:
+    (out / JOURNAL).unlink()
+
+
+SPOILS = [spoil_data, spoil_length, lose_files, spoil_first_entry, spoil_head, lose_journal]
+
+
+@pytest.mark.parametrize("spoil", SPOILS, ids=lambda spoil: spoil.__name__)
+def test_nothing_is_trusted_unread(halfway: Halfway, spoil: Callable[[Path], None]) -> None:
+    """The journal vouches for bytes that aren't there, or is itself damaged: those units are done again."""
+    spoil(halfway.out)
+    assert halfway.again() == 0
+
+
+def test_one_damaged_unit_is_done_again(halfway: Halfway) -> None:
+    whole = {name: data for name, data in halfway.expected.items() if name.endswith("tp-0.safetensors")}
+    ((name, data),) = whole.items()
+    partial_file = halfway.out / f"{name}.partial"
+    here = partial_file.read_bytes()
+    start = next(at for at in range(8192, len(data), 4096) if here[at : at + 64] == data[at : at + 64] != bytes(64))
+    tamper.flip(partial_file, start)
+    assert halfway.again() > 0
+
+
+def test_a_torn_journal_loses_its_tail_alone(halfway: Halfway) -> None:
+    tamper.truncate(halfway.out / JOURNAL, 5)
+    assert halfway.again() > 0
+
+
+def touch(path: Path) -> None:
+    os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + 10**9))
+
+
+def replace_file(path: Path) -> None:
+    status, data = path.stat(), path.read_bytes()
+    other = path.with_name("other")
+    other.write_bytes(data)
+    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+    other.rename(path)
+
+
+@pytest.mark.parametrize("change", [touch, replace_file], ids=lambda change: change.__name__)
+def test_a_source_changed_since_is_named(halfway: Halfway, change: Callable[[Path], None]) -> None:
+    path = sorted(halfway.folder.glob("model-00002*"))[0]
+    change(path)
+    before = contents(halfway.out)
+    with pytest.raises(CheckpointError, match=rf"{path.name} was changed since .* was begun: it had .* now it has"):
+        converted(halfway.folder, halfway.out, halfway.sizes)
+    assert {k: v for k, v in before.items() if k != LOCK} == contents(halfway.out)
+    assert halfway.again(fresh=True) == 0
+
+
+def test_another_unfinished_conversion_is_left_alone(halfway: Halfway) -> None:
+    for fresh in (False, True):
+        with pytest.raises(OutputError, match="unfinished conversion by plan"):
+            converted(halfway.folder, halfway.out, {"tp": 4}, fresh=fresh)
+    assert (halfway.out / MARKER).exists()
+    assert halfway.again() > 0
+
+
+@pytest.mark.parametrize(
+    ("names", "act", "error", "words"),
+    [
+        (("pwrite",), crash.NO_SPACE, OutputError, "No space left"),
+        (("pwrite",), crash.BROKEN, OutputError, "Input/output error"),
+        (("fsync",), crash.BROKEN, OutputError, "Input/output error"),
+        (("preadv",), crash.BROKEN, CheckpointError, "can't be read at byte .* Input/output error"),
+    ],
+)
+def test_a_failing_system_is_survived(
+    tiny: MakeCheckpoint,
+    tmp_path: Path,
+    names: tuple[str, ...],
+    act: Callable[[], None],
+    error: type[Exception],
+    words: str,
+) -> None:
+    folder, out, sizes = tiny("qwen3_moe_fp8"), tmp_path / "out", {"tp": 2, "ep": 2}
+
+    def work() -> None:
+        crash.at_call(names, 40, act)
+        with pytest.raises(error, match=words):
+            converted(folder, out, sizes)
+
+    assert crash.forked(work) == 0
+    assert (out / JOURNAL).exists()
+    assert converted(folder, out, sizes).bytes_kept > 0
+    converted(folder, tmp_path / "undisturbed", sizes)
+    assert contents(out) == contents(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("change", [touch, replace_file, tamper.truncate], ids=lambda change: change.__name__)
+def test_a_source_that_changes_midway_is_named_and_nothing_kept(
+    own_tiny: MakeCheckpoint, tmp_path: Path, change: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = own_tiny("llama_single")
+    changed: list[bool] = []
+
+    def meddle(done: int, total: int) -> None:
+        if done > total // 2 and not changed:
+            changed.append(True)
+            change(folder / "model.safetensors")
+
+    monkeypatch.setattr("converter.streams.workers.INTERVAL", 0)
+    with pytest.raises(CheckpointError, match=r"model.safetensors (was changed|ends at byte)"):
+        converted(folder, tmp_path / "out", progress=meddle)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_crash_at_the_very_end_does_no_harm(tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    """The root manifest is there, what belongs to the conversion wasn't removed yet."""
+    converted(tiny("llama"), tmp_path / "out")
+    for name in (JOURNAL, MARKER, LOCK):
+        (tmp_path / "out" / name).write_text("left")
+    assert check(tmp_path / "out").passed
+    assert converted(tiny("llama"), tmp_path / "out").bytes_written == 0
+    assert not any((tmp_path / "out" / name).exists() for name in (JOURNAL, MARKER, LOCK))
+
+
+def states_of(folder: Path, tmp_path: Path, sizes: dict[str, int], dice: random.Random) -> list[dict[str, bytes]]:
+    """States that a loss of power at various moments of a conversion may leave."""
+    (tmp_path / "here").mkdir()
+    states: list[dict[str, bytes]] = []
+
+    def moment(disk: power.Disk) -> None:
+        if dice.random() < 0.25:
+            states.append(disk.after_loss(dice))
+
+    with pytest.MonkeyPatch.context() as patch:
+        for _ in power.recorded(tmp_path / "here", patch, moment):
+            converted(folder, tmp_path / "here" / "out", sizes, workers=1)
+    assert len(states) > 20
+    return states
+
+
+def make_state(folder: Path, state: dict[str, bytes]) -> Path:
+    for name, data in state.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder / "out"
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_power_loss(tiny: MakeCheckpoint, tmp_path: Path, seed: int) -> None:
+    """Whatever the disk kept, going on ends with the same bytes, and nothing half-written is taken for whole."""
+    folder, sizes = tiny("llama_odd"), {"tp": 3}
+    converted(folder, tmp_path / "undisturbed", sizes)
+    expected = contents(tmp_path / "undisturbed")
+    states = states_of(folder, tmp_path, sizes, random.Random(seed))
+    kept = 0
+    for number, state in enumerate(states):
+        out = make_state(tmp_path / str(number), state)
+        if (out / "manifest.json").exists():
+            assert check(out, folder).failures == ()
+        kept += converted(folder, out, sizes).bytes_kept > 0
+        assert contents(out) == expected
+        shutil.rmtree(tmp_path / str(number), ignore_errors=True)
+    assert kept > len(states) // 4
+
+
+def test_power_loss_without_syncing_is_seen(
+    tiny: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control: names given to files before their bytes are safe."""
+    monkeypatch.setattr("converter.output.partial.sync", lambda path: None)
+    monkeypatch.setattr("converter.forward.move.sync", lambda path: None)
+    whole = [
+        check(out).passed
+        for number, state in enumerate(states_of(tiny("llama_odd"), tmp_path, {"tp": 3}, random.Random(0)))
+        if (make_state(tmp_path / str(number), state) / "stage-0-tp-0.safetensors").exists()
+        and (out := tmp_path / str(number) / "out").joinpath("manifest.json").exists()
+    ]
+    assert False in whole

@@ -1,0 +1,143 @@
+"""Reading and writing past the page cache, and through it where the file system refuses, at open or at first use."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from converter.faults import SourceChanged
+from converter.streams import handles
+from converter.streams.buffers import PAGE, aligned
+from converter.streams.hashing import whole_digest
+from converter.streams.reading import Reader, Stamp
+from converter.streams.sink import Sink, Staging
+from converter.streams.writing import Writer
+from shard_plans.errors import CheckpointError, ManifestError
+from tests.conftest import MakeCheckpoint
+from tests.tools.converted import contents, converted
+
+SIZE = 5 * PAGE + 1234
+DATA = np.random.default_rng(0).bytes(SIZE)
+MODES = ["direct", "none", "refused when opened", "refused when used"]
+
+
+@contextmanager
+def file_system(mode: str) -> Iterator[None]:
+    """The system's calls, as file systems without direct I/O answer them."""
+    with pytest.MonkeyPatch.context() as patch:
+        real: dict[str, Any] = {name: getattr(os, name) for name in ("open", "preadv", "pwrite")}
+
+        def opened(path: Any, flags: int, *rest: Any) -> int:
+            if flags & os.O_DIRECT:
+                raise OSError(errno.EINVAL, "no")
+            return int(real["open"](path, flags, *rest))
+
+        def used(name: str) -> Any:
+            def call(handle: int, *rest: Any) -> int:
+                if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_DIRECT:
+                    raise OSError(errno.EINVAL, "no")
+                return int(real[name](handle, *rest))
+
+            return call
+
+        if mode == "none":
+            patch.setattr(handles, "DIRECT", 0)
+        elif mode == "refused when opened":
+            patch.setattr(os, "open", opened)
+        elif mode == "refused when used":
+            for name in ("preadv", "pwrite"):
+                patch.setattr(os, name, used(name))
+        yield
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(ranges=st.lists(st.tuples(st.integers(0, SIZE), st.integers(0, 2 * PAGE)), max_size=8))
+def test_any_range_is_read(tmp_path_factory: pytest.TempPathFactory, mode: str, ranges: list[tuple[int, int]]) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    path = folder / "read"
+    if not path.exists():
+        path.write_bytes(DATA)
+    with file_system(mode), Reader(folder, CheckpointError, room=2 * PAGE) as reader:
+        for start, length in ranges:
+            length = min(length, SIZE - start)
+            assert reader.fetch("read", start, length) == DATA[start : start + length]
+        if not ranges:
+            with pytest.raises(CheckpointError, match=f"ends at byte {SIZE}, but {SIZE + 1} are needed"):
+                reader.fetch("read", SIZE - 10, 11)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(
+    start=st.integers(0, 3).map(lambda page: page * PAGE) | st.integers(0, 9000),
+    room=st.integers(1, 3),
+    borders=st.lists(st.integers(0, SIZE // 2), max_size=6),
+    columns=st.sampled_from([1, 3, 700]),
+)
+def test_what_a_sink_takes_is_written_and_hashed(
+    tmp_path_factory: pytest.TempPathFactory, mode: str, start: int, room: int, borders: list[int], columns: int
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    path = folder / f"written-{mode.replace(' ', '-')}"
+    path.write_bytes(bytes(start + SIZE + PAGE))
+    items = np.frombuffer(DATA, np.uint16)
+    with file_system(mode), Writer(folder) as writer:
+        sink = Sink(writer, path.name, start, Staging(room * PAGE).shares(1)[0], lambda _: None)
+        for first, last in pairwise([0, *sorted(borders), len(items)]):
+            whole = (last - first) // columns * columns
+            wide = np.zeros((whole // columns, columns + 2), np.uint16)  # not contiguous, as after a column cut
+            wide[:, 1:-1] = items[first : first + whole].reshape(-1, columns)
+            sink.take(wide[:, 1:-1])
+            sink.take(items[first + whole : last])
+        sink.zeros(PAGE)
+        assert sink.seen == SIZE + PAGE
+        digest = whole_digest(sink.finish())
+    assert path.read_bytes() == bytes(start) + DATA + bytes(PAGE)
+    assert digest.xxh3 == xxhash.xxh3_128_hexdigest(DATA + bytes(PAGE))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_same_output_on_every_file_system(tiny: MakeCheckpoint, tmp_path: Path, mode: str) -> None:
+    converted(tiny("deepseek_v3_mtp"), tmp_path / "one", {"tp": 2, "ep": 2})
+    with file_system(mode):
+        converted(tiny("deepseek_v3_mtp"), tmp_path / "two", {"tp": 2, "ep": 2})
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_large_writes_through_the_cache(tmp_path: Path) -> None:
+    data = aligned(1 << 20)
+    data[:] = 7
+    (tmp_path / "file").write_bytes(b"")
+    with file_system("none"), Writer(tmp_path) as writer:
+        for number in range(4):
+            writer.write("file", number << 20, data.data, aligned=True)
+    assert (tmp_path / "file").read_bytes() == b"\7" * (4 << 20)
+
+
+def test_another_file_of_the_name_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(DATA)
+    stamps = {"file": Stamp(SIZE, 1, 2)}
+    with Reader(tmp_path, CheckpointError, stamps=stamps, room=PAGE) as reader:
+        with pytest.raises(SourceChanged, match="was changed meanwhile"):
+            reader.fetch("file", 0, 10)
+    with Reader(tmp_path, ManifestError, {"file": 3}, room=PAGE) as reader:
+        with pytest.raises(ManifestError, match=f"has {SIZE} bytes, not the 3"):
+            reader.fetch("file", 0, 10)
+
+
+def test_many_sinks_get_a_page_each() -> None:
+    shares = Staging(8 * PAGE).shares(100)
+    assert {len(share) for share in shares} == {PAGE}
+    assert not any(share.ctypes.data % PAGE for share in shares)
+    assert len(Staging(8 * PAGE).shares(3)[0]) == 2 * PAGE
