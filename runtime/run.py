@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -243,8 +243,10 @@ def _write_logits(logits: Tensor, path: Path) -> None:
 
     partial = path.with_name(path.name + ".partial")
     try:
+        partial.unlink(missing_ok=True)
         save_file({"logits": logits.float().cpu().contiguous()}, str(partial))
         partial.replace(path)
     except Exception as error:  # safetensors raises its own classes, which aren't OSError
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise OutputError(f"the logits can't be written to {path}: {error}") from error

@@ -25,7 +25,7 @@ class Tokenizer:
             from tokenizers import Tokenizer as Library
         except ImportError as error:
             raise RuntimeFault(
-                'text needs the tokenizers library, which isn\'t installed; run: pip install "reshard[text]"'
+                "text needs the tokenizers library, which isn't installed; run: pip install tokenizers"
             ) from error
         try:
             self._inner: Any = Library.from_file(str(path))
@@ -34,7 +34,10 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; RuntimeFault where there are none."""
-        ids = [int(i) for i in self._inner.encode(text).ids]
+        try:
+            ids = [int(i) for i in self._inner.encode(text).ids]
+        except Exception as error:  # the library raises bare Exception
+            raise RuntimeFault(f"the checkpoint's tokenizer can't encode the prompt {text!r}: {error}") from error
         if not ids:
             raise RuntimeFault(f"the prompt {text!r} gives no tokens; give at least one word")
         return ids
@@ -51,7 +54,7 @@ def end_tokens(folder: Path, config: dict[str, Any]) -> frozenset[int]:
     if path.is_file():
         try:
             found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, RecursionError, OSError) as error:
             raise RuntimeFault(f"{path} isn't a JSON object: {error}") from error
     if found is None:
         found = config.get("eos_token_id")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -50,6 +51,12 @@ class Verb(click.Command):
                 emit({"error": {"kind": type(error).__name__, "message": str(error)}})
             click.echo(f"reshard {self.name}: {error}", err=True)
             sys.exit(error.exit_code)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            click.echo(f"reshard {self.name}: a fault of reshard itself ({type(error).__name__}: {error})", err=True)
+            sys.exit(2)  # 1 would mean that a check ran and failed
 
 
 def sizes_options(command: Command) -> Command:

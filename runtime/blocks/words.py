@@ -52,8 +52,24 @@ def check_model(model: Model) -> None:
     block = model.words.get("res_block")
     if model.words.get("stream") == "attn_res" and (not isinstance(block, int) or block < 1):
         raise RuntimeFault(f"model: stream attn_res needs a res_block of at least 1 layer, found {block}")
+    if not 0 < model.words["eps"] < 1:
+        raise RuntimeFault(f"model: eps is {model.words['eps']}; a number between 0 and 1 is needed")
+    _check_sizes(model)
     for layer in model.forward_layers:
         check_layer(model, layer)
+
+
+def _check_sizes(model: Model) -> None:
+    """Raise RuntimeFault for sizes that no forward pass can run with."""
+    sizes = model.sizes
+    for name in ("hidden", "vocab", "heads", "kv_heads", "head_dim", "experts", "topk", "kda_heads", "kda_dim", "taps"):
+        if sizes.get(name) == 0:
+            raise RuntimeFault(f"model: the size {name} is 0; it must be at least 1")
+    for part, whole in (("kv_heads", "heads"), ("topk", "experts")):
+        if part in sizes and whole in sizes and sizes[part] > sizes[whole]:
+            raise RuntimeFault(f"model: {part} {sizes[part]} is more than {whole} {sizes[whole]}")
+    if "kv_heads" in sizes and sizes["heads"] % sizes["kv_heads"]:
+        raise RuntimeFault(f"model: {sizes['kv_heads']} kv_heads don't divide {sizes['heads']} heads")
 
 
 def check_layer(model: Model, layer: Layer) -> None:
@@ -66,7 +82,14 @@ def check_layer(model: Model, layer: Layer) -> None:
     for word in (word for kind in kinds for word in NEEDED.get(kind or "", ())):
         if layer.words.get(word) is None:
             raise RuntimeFault(f"{where}: the family table {model.family} gives no {word}")
-    if (layer.words.get("groups") or 1) > 1 and layer.words.get("group_score") is None:
+    groups, chosen = layer.words.get("groups") or 1, layer.words.get("topk_groups") or 1
+    whole = type(groups) is int and type(chosen) is int
+    if groups != 1 and not (whole and 1 <= chosen <= groups and model.sizes["experts"] % groups == 0):
+        raise RuntimeFault(
+            f"{where}: {chosen} of {groups} groups of {model.sizes['experts']} experts; whole numbers that divide them "
+            f"are needed"
+        )
+    if groups > 1 and layer.words.get("group_score") is None:
         raise RuntimeFault(f"{where}: the family table {model.family} gives groups but no group_score")
 
 

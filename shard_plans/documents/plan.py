@@ -222,14 +222,17 @@ def _expert_lines(plan: Plan) -> Iterable[str]:
 
 def write_plan(plan: Plan, path: Path) -> None:
     """Write the plan document, whole or not at all; OutputError where that isn't possible."""
-    partial = path.with_name(path.name + ".partial")
+    partial = path.parent / f"{path.name}.partial"
     try:
-        partial.write_text(format_plan(plan), encoding="utf-8")
+        partial.unlink(missing_ok=True)
+        with partial.open("x", encoding="utf-8") as file:  # a new file: a link that waits there isn't followed
+            file.write(format_plan(plan))
         os.replace(partial, path)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
-        raise OutputError(f"plan {path} can't be written: {error.strerror}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise OutputError(f"plan {path} can't be written: {reason}") from error
 
 
 def plan_digest(plan: Plan) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from shard_plans.errors import FamilyError, ReshardError
 
 SIZE_LIMIT = 16_000_000
 DEPTH_LIMIT = 32
+MOST_FAULTS = 100
+"""Departures from a schema that are looked at for the one that is told."""
 Lines = Mapping[tuple[Any, ...], int]
 """Path (keys as text, list positions as numbers) -> line number, from 1."""
 
@@ -189,7 +192,7 @@ def dump_yaml(data: Any, flow: bool = False) -> str:
 
 def check_schema(data: Any, schema: Mapping[str, Any], lines: Lines, what: str, error: type[ReshardError]) -> None:
     """Raise `error` for the first place where `data` departs from the JSON schema: key, line, and what is allowed."""
-    faults = _Validator(schema).iter_errors(data)
+    faults = islice(_Validator(schema).iter_errors(data), MOST_FAULTS)
     # an unknown key first: it may be the misspelling of one that is lacking
     found = sorted(faults, key=lambda fault: (fault.validator != "additionalProperties", _line(fault, lines)))
     if found:

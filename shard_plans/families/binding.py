@@ -56,12 +56,15 @@ def bind(checkpoint: Checkpoint, family: Family) -> Binding:
     names.refuse_unmatched(checkpoint, model)
     by_role = {p.role: p for p in parameters if p.layer is None and p.number is None}
     doubled = None
-    said = model.text.get("tie_word_embeddings")
-    if "head" in by_role and said:
+    tied = bool(model.text.get("tie_word_embeddings"))  # absent: not tied, the default of all these families
+    if "head" in by_role and tied:
         doubled = (int(by_role["embed"].parts[0].tensors[0]), int(by_role["head"].parts[0].tensors[0]))
         notes.append("embedding and head are both stored though config.json ties them; convert compares their bytes")
-    if "head" not in by_role and said is False:
-        raise CheckpointError(f"{checkpoint.folder}: {_head_name(rows)} is missing, and config.json says it isn't tied")
+    if "head" not in by_role and not tied:
+        raise CheckpointError(
+            f"{checkpoint.folder}: {_head_name(rows)} is missing, and config.json doesn't say that it is tied "
+            f"(tie_word_embeddings: true)"
+        )
     for layer in model.layers:
         here = [p.role for p in parameters if p.layer == layer.index]
         check_roles({**model.words, **layer.words}, here, family.name, f"layer {layer.index}")

@@ -71,7 +71,7 @@ def load_family(config: Mapping[str, Any], path: Path | None = None) -> Family:
         return parse_family(_resolve(path))
     model_type = config.get("model_type")
     known = known_families()
-    if model_type not in known:
+    if not isinstance(model_type, str) or model_type not in known:
         raise FamilyError(
             f"config.json: model_type {model_type!r} is an unknown architecture; known: {', '.join(sorted(known))}. "
             f"Describe it in a table of your own and pass it with --family FILE (docs/families.md)"
@@ -144,6 +144,9 @@ def parse_family(table: dict[str, Any]) -> Family:
             )
         if row.section.kind is not None and row.section.kind[1] not in layers.get(row.section.kind[0], {}):
             raise FamilyError(f"family {table['family']}: row {row.name!r} is in a section of an undefined layer kind")
+    roles = [row.role for row in rows if row.section.stage in ("first", "last")]
+    if roles.count("embed") != 1 or roles.count("norm") != 1 or roles.count("head") != 1:
+        raise FamilyError(f"family {table['family']}: there must be one row each of the roles embed, norm and head")
     blocks = tuple((None if text == "model" else parse_section(text), words) for text, words in table["blocks"].items())
     return Family(
         table["family"], tuple(table["match"]), {key: tuple(values) for key, values in table.get("expect", {}).items()},

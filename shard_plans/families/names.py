@@ -19,8 +19,8 @@ Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 _NUMBER = re.compile(r"\.([0-9]+)(?=\.)")
 _HOLE = re.compile(r"\.(\{[a-z]+\}|[0-9]+)(?=\.)")
-_ODD = re.compile(r"\.(0[0-9]|[0-9]{8})")
-"""Numbers that another spelling of the same name would have (01 for 1), or that no model reaches."""
+_ODD = re.compile(r"\.(0[0-9]|[0-9]{8})|#")
+"""Numbers that another spelling of the same name would have (01 for 1), or that no model reaches; the mark itself."""
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ import numpy as np
 
 from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.checkpoints.dtypes import DTYPE_BITS
+from shard_plans.checkpoints.headers import brief
 from shard_plans.errors import CheckpointError
 from shard_plans.families.dims import Dim, extent
 from shard_plans.families.formats import Format
@@ -174,7 +175,7 @@ def _part(
         name = checkpoint.names[number]
         if checkpoint.shapes[number] != shape:
             raise CheckpointError(
-                f"{checkpoint.folder}: tensor {name} has shape {list(checkpoint.shapes[number])}, "
+                f"{checkpoint.folder}: tensor {name} has shape {brief(list(checkpoint.shapes[number]))}, "
                 f"config.json makes it {list(shape)}"
             )
         if checkpoint.dtypes[number] not in dtypes:

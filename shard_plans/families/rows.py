@@ -16,6 +16,7 @@ _SECTION = re.compile(
     r"(?P<stage>[a-z]+)(?P<mtp> mtp)?(?: (?P<kind>[a-z_]+)=(?P<value>[a-z_0-9]+))?(?: if (?P<condition>[^()]+))?"
     r"(?: \([a-z ]+\))?"
 )
+MOST_DIMS = 8
 HOLE = re.compile(r"\{([a-z]+)\}")
 
 
@@ -90,7 +91,11 @@ def parse_row(name: str, text: str, section: Section, prefix: str) -> Row:
     role = head.strip()
     if not bracket or not closed or not _ROLE.fullmatch(role):
         raise FamilyError(f"row {name!r}: {text!r} isn't `role [dim, dim] flags`")
+    if role.split(".")[0] == "layers":
+        raise FamilyError(f"row {name!r}: a role can't begin with `layers`, as the shards' layers do")
     dims = tuple(parse_dim(dim) for dim in shape.split(","))
+    if len(dims) > MOST_DIMS:
+        raise FamilyError(f"row {name!r} has {len(dims)} dimensions; at most {MOST_DIMS} are possible")
     axes = [axis for dim in dims for axis in sorted({mark[0] for mark in dim.marks})]
     if len(axes) != len(set(axes)):
         raise FamilyError(f"row {name!r}: two dimensions are cut along {axes[0]}; its ranks would not cover the tensor")
@@ -105,6 +110,8 @@ def parse_row(name: str, text: str, section: Section, prefix: str) -> Row:
         else:
             known = "quant, bias, bias(EXPR), if(EXPR), optional, tied(ROLE), " + ", ".join(DTYPE_FLAGS)
             raise FamilyError(f"row {name!r}: unknown flag {word!r}; known: {known}")
+    if row.get("quant") and len(dims) < 2:
+        raise FamilyError(f"row {name!r}: only a row of two dimensions or more can be quantised")
     stored = prefix + name if section.stage == "layer" else name
     if ("{layer}" in stored) != (section.stage == "layer"):
         raise FamilyError(f"row {name!r}: the hole {{layer}} belongs in rows of a layer section, and only there")

@@ -10,6 +10,7 @@ _EXPRESSION: dict[str, Any] = {
         {"type": "array", "items": {"type": ["string", "integer"]}, "minItems": 1},
     ]
 }
+_REMOVED: dict[str, Any] = {"type": "null"}
 _NAME: dict[str, Any] = {"type": "string", "pattern": "^[a-z][a-z0-9_]*$"}
 _KIND: dict[str, Any] = {"type": "object", "propertyNames": _NAME, "additionalProperties": _EXPRESSION}
 
@@ -24,7 +25,7 @@ FAMILY_SCHEMA: dict[str, Any] = {
         "match": {"type": "array", "items": {"type": "string"}, "minItems": 1},
         "extends": _NAME,
         "expect": {"type": "object", "additionalProperties": {"type": "array", "minItems": 1}},
-        "sizes": {"type": "object", "propertyNames": _NAME, "additionalProperties": _EXPRESSION},
+        "sizes": {"type": "object", "propertyNames": _NAME, "additionalProperties": {"anyOf": [_EXPRESSION, _REMOVED]}},
         "uneven": {
             "type": "object",
             "additionalProperties": {"type": "string", "pattern": "^(refuse|repeat|whole|pad [1-9][0-9]{0,5})$"},

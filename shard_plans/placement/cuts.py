@@ -55,6 +55,8 @@ class Cutter:
         key = (dims, parameter.format, len(parameter.parts), *((a, shares[a]) for a in sorted(axes) if a in shares))
         if key not in self._known:
             self._blocks[key] = block = self._refined_block(parameter, shares)
+            if parameter.format is not None:
+                self._refuse_padding(parameter, shares)
             taken = [take(dim, self.model.sizes, self.uneven, shares) for dim in parameter.dims]
             self._known[key] = tuple(
                 _values(taken, parameter)
@@ -64,6 +66,16 @@ class Cutter:
             )
         parts = zip(parameter.parts, self._known[key], strict=True)
         return ParameterCut(tuple(PartCut(part, cuts, shape) for part, (cuts, shape) in parts), self._blocks[key])
+
+    def _refuse_padding(self, parameter: Parameter, shares: Mapping[str, Share]) -> None:
+        for dim in parameter.dims:
+            for _, size in dim.marks:
+                count = max((share.count for share in shares.values()), default=1)
+                if self.uneven.get(size, "").startswith("pad") and self.model.sizes[size] % count:
+                    raise PlanError(
+                        f"{parameter.parts[0].pattern} is quantised, so its {size} {self.model.sizes[size]} can't be "
+                        f"padded for {count} ranks; choose a size that divides it"
+                    )
 
     def _refined_block(self, parameter: Parameter, shares: Mapping[str, Share]) -> tuple[int, int] | None:
         """The greatest common divisor of the block and every border that some member of the axis cuts at."""

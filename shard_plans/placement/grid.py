@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from shard_plans.errors import GridError
 
+MAX_RANKS = 1 << 16
+"""Ranks of a plan; more are a mistake of typing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
@@ -81,9 +84,11 @@ def make_grid(
     Raises GridError where a size is below 1 or ep x etp doesn't divide dp x tp, with the legal sizes.
     """
     for name, size in {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "etp": etp}.items():
-        if size is not None and size < 1:
-            raise GridError(f"{name} is {size}; parallel sizes start at 1")
+        if size is not None and not 1 <= size <= MAX_RANKS:
+            raise GridError(f"{name} is {size}; parallel sizes are 1 to {MAX_RANKS}")
     tp, pp, dp, ep = tp or 1, pp or 1, dp or 1, ep or 1
+    if tp * pp * dp > MAX_RANKS:
+        raise GridError(f"tp {tp} x pp {pp} x dp {dp} makes {tp * pp * dp} ranks; at most {MAX_RANKS} are possible")
     ranks = dp * tp
     if ranks % ep:
         raise GridError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shard_plans.checkpoints.dtypes import DTYPE_BITS
@@ -45,7 +45,7 @@ def layer_tensors(held: Sequence[Held]) -> list[ShardTensor]:
             continue
         roles = member_of.get(role, (role,))
         members = [by_role[r] for r in roles if r in by_role]
-        if len(members) == len(roles) > 1 and _fusable(members):
+        if len(roles) > 1 and all(_fusable(group, by_role) for group in _together(roles)):
             tensors += _stack(FUSED[roles], members)
             done.update(roles)
         else:
@@ -53,8 +53,19 @@ def layer_tensors(held: Sequence[Held]) -> list[ShardTensor]:
     return tensors
 
 
-def _fusable(members: Sequence[Held]) -> bool:
-    """One type and format; columns alike; and no member but the last may end inside a scale block."""
+def _together(roles: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The roles and their biases (or the weights of these biases): both are fused, or neither."""
+    weights = tuple(role.removesuffix(".bias") for role in roles)
+    return [group for group in (weights, tuple(f"{role}.bias" for role in weights)) if group in FUSED]
+
+
+def _fusable(roles: tuple[str, ...], by_role: Mapping[str, Held]) -> bool:
+    """One type and format; columns alike; and no member but the last may end inside a scale block; or none is there."""
+    members = [by_role[role] for role in roles if role in by_role]
+    if not members:
+        return True
+    if len(members) < len(roles):
+        return False
     first = members[0]
     for member in members:
         kinds = [(p.part.kind, p.part.dtype, p.shape[1:]) for p in member.cut.parts]

@@ -96,6 +96,7 @@ VARIANTS: dict[str, Variant] = {
         GQA | {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 250},
     ),
     "llama_old_rope": Variant("llama", "Llama", GQA | {"rope_parameters": LLAMA3}, respell=old_rope),
+    "qwen2_fp8": Variant("qwen2", "Qwen2", QWEN2, fp8=QWEN_FP8),
     "qwen2_untied": Variant("qwen2", "Qwen2", QWEN2 | {"tie_word_embeddings": False}),
     "mixtral_window": Variant("mixtral", "Mixtral", MIXTRAL | {"sliding_window": 8}),
     "mixtral_odd": Variant("mixtral", "Mixtral", MIXTRAL | {"num_local_experts": 5}),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +15,7 @@ from converter.check import check
 from converter.output.parts import LOCK, MARKER
 from shard_plans.errors import CheckpointError, OutputError
 from tests.conftest import MakeCheckpoint
-from tests.tools import crash, power, tamper
+from tests.tools import crash, tamper
 from tests.tools.converted import contents, converted
 from tests.tools.plans import plan_id
 
@@ -270,59 +269,3 @@ def test_a_crash_at_the_very_end_does_no_harm(tiny: MakeCheckpoint, tmp_path: Pa
     assert check(tmp_path / "out").passed
     assert converted(tiny("llama"), tmp_path / "out").bytes_written == 0
     assert not any((tmp_path / "out" / name).exists() for name in (JOURNAL, MARKER, LOCK))
-
-
-def states_of(folder: Path, tmp_path: Path, sizes: dict[str, int], dice: random.Random) -> list[dict[str, bytes]]:
-    """States that a loss of power at various moments of a conversion may leave."""
-    (tmp_path / "here").mkdir()
-    states: list[dict[str, bytes]] = []
-
-    def moment(disk: power.Disk) -> None:
-        if dice.random() < 0.25:
-            states.append(disk.after_loss(dice))
-
-    with pytest.MonkeyPatch.context() as patch:
-        for _ in power.recorded(tmp_path / "here", patch, moment):
-            converted(folder, tmp_path / "here" / "out", sizes, workers=1)
-    assert len(states) > 20
-    return states
-
-
-def make_state(folder: Path, state: dict[str, bytes]) -> Path:
-    for name, data in state.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-    return folder / "out"
-
-
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
-def test_power_loss(tiny: MakeCheckpoint, tmp_path: Path, seed: int) -> None:
-    """Whatever the disk kept, going on ends with the same bytes, and nothing half-written is taken for whole."""
-    folder, sizes = tiny("llama_odd"), {"tp": 3}
-    converted(folder, tmp_path / "undisturbed", sizes)
-    expected = contents(tmp_path / "undisturbed")
-    states = states_of(folder, tmp_path, sizes, random.Random(seed))
-    kept = 0
-    for number, state in enumerate(states):
-        out = make_state(tmp_path / str(number), state)
-        if (out / "manifest.json").exists():
-            assert check(out, folder).failures == ()
-        kept += converted(folder, out, sizes).bytes_kept > 0
-        assert contents(out) == expected
-        shutil.rmtree(tmp_path / str(number), ignore_errors=True)
-    assert kept > len(states) // 4
-
-
-def test_power_loss_without_syncing_is_seen(
-    tiny: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The negative control: names given to files before their bytes are safe."""
-    monkeypatch.setattr("converter.output.partial.sync", lambda path: None)
-    monkeypatch.setattr("converter.forward.move.sync", lambda path: None)
-    whole = [
-        check(out).passed
-        for number, state in enumerate(states_of(tiny("llama_odd"), tmp_path, {"tp": 3}, random.Random(0)))
-        if (make_state(tmp_path / str(number), state) / "stage-0-tp-0.safetensors").exists()
-        and (out := tmp_path / str(number) / "out").joinpath("manifest.json").exists()
-    ]
-    assert False in whole

@@ -128,12 +128,12 @@ def test_large_writes_through_the_cache(tmp_path: Path) -> None:
 def test_another_file_of_the_name_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(DATA)
     stamps = {"file": Stamp(SIZE, 1, 2)}
-    with Reader(tmp_path, CheckpointError, stamps=stamps, room=PAGE) as reader:
-        with pytest.raises(SourceChanged, match="was changed meanwhile"):
-            reader.fetch("file", 0, 10)
-    with Reader(tmp_path, ManifestError, {"file": 3}, room=PAGE) as reader:
-        with pytest.raises(ManifestError, match=f"has {SIZE} bytes, not the 3"):
-            reader.fetch("file", 0, 10)
+    reader = Reader(tmp_path, CheckpointError, stamps=stamps, room=PAGE)
+    with reader, pytest.raises(SourceChanged, match="was changed meanwhile"):
+        reader.fetch("file", 0, 10)
+    reader = Reader(tmp_path, ManifestError, {"file": 3}, room=PAGE)
+    with reader, pytest.raises(ManifestError, match=f"has {SIZE} bytes, not the 3"):
+        reader.fetch("file", 0, 10)
 
 
 def test_many_sinks_get_a_page_each() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from shard_plans.checkpoints.checkpoint import open_checkpoint
-from shard_plans.errors import ConfigError, FamilyError, ReshardError
+from shard_plans.errors import CheckpointError, ConfigError, FamilyError, ReshardError
 from shard_plans.families.binding import Binding, bind
 from shard_plans.families.family import load_family
 from tests.checkpoints.variants import VARIANTS
@@ -77,7 +78,7 @@ def small(folder: Path) -> Path:
     [
         (lambda t: t.pop("model.norm.weight"), "model.norm.weight is missing"),
         (lambda t: t.pop(f"{MOE}.experts.1.w3.weight"), r"experts.1.w3.weight is missing: 1 of 2 experts"),
-        (lambda t: t.pop("lm_head.weight"), "lm_head.weight is missing, and config.json says it isn't tied"),
+        (lambda t: t.pop("lm_head.weight"), "lm_head.weight is missing, .* say that it is tied"),
         (lambda t: t.update({"model.layers.0.extra.weight": np.ones(3, np.float32)}), "extra.weight matches no row"),
         (
             lambda t: t.update({f"{MOE}.experts.2.w1.weight": np.ones((6, 4), np.float32)}),
@@ -151,8 +152,6 @@ def test_tied_embeddings_by_what_is_stored(tmp_path: Path) -> None:
         small(tmp_path / "b"), lambda t: t.pop("lm_head.weight"), lambda c: c.update(tie_word_embeddings=True)
     )
     assert bound(tied).model.tied and bound(tied).doubled is None
-    unsaid = rewrite(small(tmp_path / "c"), lambda t: t.pop("lm_head.weight"), lambda c: c.pop("tie_word_embeddings"))
-    assert bound(unsaid).model.tied
     doubled = bound(rewrite(small(tmp_path / "d"), lambda _: None, lambda c: c.update(tie_word_embeddings=True)))
     assert doubled.doubled is not None and not doubled.model.tied
 
@@ -181,4 +180,50 @@ def test_fp8_without_its_scale_is_refused(own_tiny: MakeCheckpoint) -> None:
     save(tensors, path)
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ReshardError, match=r"q_proj.weight_scale_inv is missing: .* means nothing without its scale"):
+        bound(folder)
+
+
+def test_names_with_the_mark_of_a_number_are_not_numbers(tmp_path: Path) -> None:
+    stray = {"model.layers.#.input_layernorm.weight": np.ones(4, np.float32)}
+    with pytest.raises(CheckpointError, match=r"layers.#.input_layernorm.weight matches no row"):
+        bound(rewrite(small(tmp_path / "c"), lambda tensors: tensors.update(stray)))
+
+
+@pytest.mark.parametrize("value", [[], {}, None, 7])
+def test_a_model_type_that_is_no_word(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(FamilyError, match="unknown architecture"):
+        bound(rewrite(small(tmp_path / "c"), lambda _: None, lambda config: config.update(model_type=value)))
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("x.weight: moe.router [experts] quant", "two dimensions or more can be quantised"),
+        ("x.weight: layers.x [hidden]", "can't begin with `layers`"),
+        (f"x.weight: moe.router [{', '.join(['1'] * 70)}]", "70 dimensions; at most 8"),
+        ("x.weight: moe.router [tp(heads), tp(hidden)]", "two dimensions are cut along tp"),
+    ],
+)
+def test_rows_that_no_checkpoint_can_have(tmp_path: Path, row: str, words: str) -> None:
+    table = tmp_path / "own.yaml"
+    table.write_text(f"family: own\nmatch: [mixtral]\nextends: mixtral\ntensors:\n  layer:\n    {row}\n")
+    with pytest.raises(FamilyError, match=re.escape(words)):
+        bound(small(tmp_path / "c"), table)
+
+
+def test_a_table_without_an_embedding_is_refused(tmp_path: Path) -> None:
+    table = tmp_path / "own.yaml"
+    table.write_text(
+        "family: own\nmatch: [mixtral]\nextends: mixtral\ntensors:\n  first:\n    model.embed_tokens.weight: ~\n"
+    )
+    with pytest.raises(FamilyError, match="one row each of the roles embed, norm and head"):
+        bound(small(tmp_path / "c"), table)
+
+
+def test_a_lost_head_is_not_taken_for_a_tied_one(tmp_path: Path) -> None:
+    """None of these families ties its head by default, so a config that says nothing says that it is stored."""
+    folder = rewrite(
+        small(tmp_path / "c"), lambda t: t.pop("lm_head.weight"), lambda config: config.pop("tie_word_embeddings")
+    )
+    with pytest.raises(CheckpointError, match=r"lm_head.weight is missing, .* say that it is tied"):
         bound(folder)

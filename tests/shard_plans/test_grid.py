@@ -34,6 +34,8 @@ def test_folding_by_hand() -> None:
         ({"tp": 4, "ep": 3}, "legal ep: 1, 2, 4"),
         ({"tp": 4, "ep": 2, "etp": 4}, "legal etp with ep 2: 1, 2"),
         ({"tp": 0}, "tp is 0"),
+        ({"tp": 10**12, "ep": 7}, "tp is 1000000000000; parallel sizes are 1 to 65536"),
+        ({"tp": 512, "dp": 512}, "makes 262144 ranks"),
     ],
 )
 def test_sizes_that_do_not_fit(sizes: dict[str, int], words: str) -> None:

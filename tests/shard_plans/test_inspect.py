@@ -102,7 +102,7 @@ def test_what_is_nothing_known_is_refused(tmp_path: Path) -> None:
     for path, message in (
         (tmp_path / "gone", "doesn't exist"),
         (tmp_path / "x.txt", "neither a folder"),
-        (tmp_path, r"config\.json is missing"),
+        (tmp_path, r"has neither config\.json .* nor manifest\.json"),
     ):
         with pytest.raises(CheckpointError, match=message):
             inspect(path)

@@ -35,6 +35,8 @@ def run(*arguments: str | int | PathLike[str], code: int | None = 0) -> Ran:
     result = CliRunner().invoke(reshard.main, [str(argument) for argument in arguments], prog_name="reshard")
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
+    if "Traceback (most recent call last)" in result.stderr:
+        raise AssertionError(result.stderr)
     ran = Ran(result.exit_code, result.stdout, result.stderr)
     if code is not None and ran.exit_code != code:
         words = " ".join(map(str, arguments))

@@ -25,8 +25,8 @@ class Disk:
     """Inode -> bytes as of its last fsync."""
     names: dict[str, int] = field(default_factory=dict)
     """Path -> inode, as of the last fsync of the folder that it lies in."""
-    changes: list[tuple[str, int | None]] = field(default_factory=list)
-    """Names given or taken since, in order; None: taken."""
+    changes: list[tuple[tuple[str, int | None], ...]] = field(default_factory=list)
+    """Names given or taken since, in order; None: taken. A renaming is both, at once."""
 
     def path(self, where: object) -> str | None:
         """The path in the folder, of a path or descriptor; None where it is elsewhere."""
@@ -40,27 +40,28 @@ class Disk:
         if full.is_dir():
             inside = str(full.relative_to(self.root)) if full.is_relative_to(self.root) else None
             kept = []
-            for name, inode in self.changes:
-                if str(Path(name).parent) == inside:
-                    self._apply(self.names, name, inode)
+            for change in self.changes:
+                if str(Path(change[0][0]).parent) == inside:
+                    self._apply(self.names, change)
                 else:
-                    kept.append((name, inode))
+                    kept.append(change)
             self.changes = kept
         elif self.path(where) is not None:
             self.safe[full.stat().st_ino] = full.read_bytes()
 
     @staticmethod
-    def _apply(names: dict[str, int], name: str, inode: int | None) -> None:
-        if inode is None:
-            names.pop(name, None)
-        else:
-            names[name] = inode
+    def _apply(names: dict[str, int], change: tuple[tuple[str, int | None], ...]) -> None:
+        for name, inode in change:
+            if inode is None:
+                names.pop(name, None)
+            else:
+                names[name] = inode
 
     def after_loss(self, dice: random.Random) -> dict[str, bytes]:
         """What may be found when the power is back, by path."""
         names = dict(self.names)
-        for name, inode in self.changes[: dice.choice([0, len(self.changes), dice.randint(0, len(self.changes))])]:
-            self._apply(names, name, inode)
+        for change in self.changes[: dice.choice([0, len(self.changes), dice.randint(0, len(self.changes))])]:
+            self._apply(names, change)
         now = {path.stat().st_ino: path for path in self.root.rglob("*") if path.is_file()}
         share = dice.choice([0.0, 1.0, 0.5])
         found = {}
@@ -83,7 +84,7 @@ def recorded(root: Path, patch: Any, moment: Callable[[Disk], object]) -> Iterat
         handle: int = real["open"](path, flags, *rest, **options)
         name = disk.path(handle) if flags & os.O_CREAT and not there else None
         if name is not None:
-            disk.changes.append((name, os.fstat(handle).st_ino))
+            disk.changes.append(((name, os.fstat(handle).st_ino),))
         return handle
 
     def fsync(handle: int) -> None:
@@ -97,14 +98,14 @@ def recorded(root: Path, patch: Any, moment: Callable[[Disk], object]) -> Iterat
         inode = os.stat(old).st_ino
         real["rename"](old, new, **options)
         if first and second:
-            disk.changes += [(second, inode), (first, None)]
+            disk.changes.append(((second, inode), (first, None)))
 
     def unlink(path: Any, **options: Any) -> None:
         moment(disk)
         name = disk.path(path)
         real["unlink"](path, **options)
         if name:
-            disk.changes.append((name, None))
+            disk.changes.append(((name, None),))
 
     for name, call in (("open", opened), ("fsync", fsync), ("rename", rename), ("unlink", unlink)):
         patch.setattr(os, name, call)

@@ -17,6 +17,7 @@ LIMIT = 1e-5
 DENSE = ("llama", "qwen2", "qwen3")
 CELLS = [(name, sizes) for name in MAIN for sizes in (DENSE_PLANS if name in DENSE else DENSE_PLANS + MOE_PLANS)]
 EDGE_PLANS: Mapping[str, dict[str, int]] = {
+    "qwen2_fp8": {"tp": 2},  # KV rows end inside a scale block, so q, k, v stay apart, and their biases with them
     "llama_odd": {"tp": 3, "pp": 3},  # 9 heads, 3 KV heads, a vocabulary of 250
     "mixtral_odd": {"tp": 2, "ep": 2, "etp": 1},  # 5 experts over 2 ranks
     "deepseek_v3_mtp": {"pp": 2, "tp": 2, "ep": 2},
