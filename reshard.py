@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from runtime.verbs import verify_and_run
+
     from converter.verbs import check, convert, restore
-    from runtime.run import RunOptions, verify_and_run
     from shard_plans.documents.plan import Plan, read_plan, write_plan
     from shard_plans.errors import ReshardError
     from shard_plans.verbs import count_memory, inspect, plan_memory
 
 __version__ = "0.1.0"
 __all__ = [
-    "Plan", "ReshardError", "RunOptions", "check", "convert", "count_memory", "inspect", "main", "plan_memory",
+    "Plan", "ReshardError", "check", "convert", "count_memory", "inspect", "main", "plan_memory",
     "read_plan", "restore", "verify_and_run", "write_plan",
 ]  # fmt: skip
 
@@ -40,8 +41,7 @@ _API = {
     "convert": "converter.verbs",
     "check": "converter.verbs",
     "restore": "converter.verbs",
-    "verify_and_run": "runtime.run",
-    "RunOptions": "runtime.run",
+    "verify_and_run": "runtime.verbs",
 }
 _VERBS = {
     "plan-memory": ("shard_plans.cli", "plan_memory_command", "Choose what goes where on a cluster; does it fit?"),

@@ -193,8 +193,7 @@ def _chunks(reader: Reader, manifest: ShardManifest, tensor: ManifestTensor) -> 
     start = manifest.header_size + tensor.offset
     for number, first in enumerate(range(0, max(tensor.nbytes, 1), CHUNK)):
         length = min(CHUNK, tensor.nbytes - first)
-        data = reader.fetch(manifest.file, start + first, length)
-        found = xxhash.xxh3_128_hexdigest(data)
+        found = xxhash.xxh3_128_hexdigest(reader.fetch(manifest.file, start + first, length))
         stated = tensor.chunks[16 * number : 16 * number + 16].hex() if tensor.chunks else tensor.xxh3
         if found != stated:
             where = f"chunk {number}, bytes {start + first} to {start + first + length} of the file"

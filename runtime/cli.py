@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from runtime.report import show_run
-from runtime.run import COMPUTE, RunOptions, verify_and_run
-from shard_plans.console import emit
+from runtime.request import COMPUTE, silent
+from runtime.verbs import verify_and_run
+from shard_plans.console import emit, progress
 from shard_plans.options import Verb, json_option
 
 
@@ -26,31 +29,16 @@ from shard_plans.options import Verb, json_option
 @click.option("--compute", default="float32", show_default=True, type=click.Choice(list(COMPUTE)))
 @click.option("--logits-out", type=click.Path(), help="Write the prefill's logits to this safetensors file.")
 @json_option
-def verify_and_run_command(
-    out: str,
-    reference: str | None,
-    device: str,
-    backend: str | None,
-    prompt: str | None,
-    input_ids: str | None,
-    max_new_tokens: int | None,
-    compute: str,
-    logits_out: str | None,
-    as_json: bool,
-) -> None:
+def verify_and_run_command(out: str, as_json: bool, **options: Any) -> None:
     """Load an output, run its sharded forward pass, compare and generate (exit 1: a check failed).
 
     One process runs all ranks in turn; under torchrun each process is a rank:
     torchrun --nproc-per-node N -m reshard verify-and-run OUT
     """
-    if prompt is not None and input_ids is not None:
+    if options["prompt"] is not None and options["input_ids"] is not None:
         raise click.UsageError("--prompt contradicts --input-ids: give one of them")
-    options = RunOptions(
-        out=Path(out), reference=Path(reference) if reference else None, device=device, prompt=prompt,
-        input_ids=input_ids, max_new_tokens=max_new_tokens, compute=compute,
-        logits_out=Path(logits_out) if logits_out else None, backend=backend,
-    )  # fmt: skip
-    result = verify_and_run(options)
+    shown = progress if os.environ.get("RANK", "0") == "0" else silent
+    result = verify_and_run(out, progress=shown, **options)
     if result.reports:
         if as_json:
             emit(result.as_dict())

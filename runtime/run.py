@@ -13,50 +13,20 @@ import torch
 from torch import Tensor
 
 from converter.check import CheckResult, check
-from runtime.blocks.forward import check_model
-from runtime.blocks.images import Images
 from runtime.checking.checks import Check
-from runtime.checking.ladder import Ran, checks_of, not_checked
+from runtime.checking.ladder import reference_dtype
 from runtime.checking.reference import Reference
-from runtime.checking.verify import reference_dtype
-from runtime.comm.devices import open_device
 from runtime.comm.distributed import DistributedComm, init
-from runtime.inputs import check_ids, check_images, choose_ids, choose_images
 from runtime.launch import agree, one_rank_a_process, room, run_ranks, tower_loader
 from runtime.loading.loader import Loader, LoadOptions
-from runtime.opened import Opened, open_output
+from runtime.request import COMPUTE, Request, RunOptions, open_request
 from runtime.session import Job, Outcome
-from runtime.text import TOKENIZER, Tokenizer, end_tokens
+from runtime.text import end_tokens
+from runtime.verdict import Ran, checks_of, not_checked
 from shard_plans.checkpoints.checkpoint import open_checkpoint
 from shard_plans.documents.manifest import ROOT
 from shard_plans.errors import CheckpointError, ManifestError, OutputError, RuntimeFault
 from shard_plans.families.binding import bind
-
-COMPUTE = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-PROMPT_TOKENS = 32
-"""New tokens after a prompt where nothing is said."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """What the command was asked for."""
-
-    out: Path
-    reference: Path | None = None
-    device: str = "cpu"
-    prompt: str | None = None
-    input_ids: str | None = None
-    """`1,2,3`, or the name of a safetensors file, which may hold images too."""
-    max_new_tokens: int | None = None
-    """None: PROMPT_TOKENS with a prompt, else 0."""
-    compute: str = "float32"
-    logits_out: Path | None = None
-    backend: str | None = None
-    ignore_end: bool = False
-    """Generate on behind an end-of-sequence token."""
-    check_hashes: bool = True
-    look_ahead: int = 2
-    threads: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +40,7 @@ class RunResult:
     not_checked: tuple[str, ...] = ()
     """What this run says nothing about, in sentences."""
     figures: dict[str, Any] = field(default_factory=dict)
-    """tokens, images, ranks, seconds, bytes_read, seconds_waited."""
+    """input_ids, tokens, images, ranks, device, seconds, bytes_read, seconds_waited."""
     reports: bool = True
     """This process is the one that prints."""
 
@@ -82,19 +52,6 @@ class RunResult:
         }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Request:
-    """Checked options."""
-
-    options: RunOptions
-    opened: Opened
-    device: torch.device
-    tokenizer: Tokenizer | None
-    ids: list[int]
-    images: Images | None
-    new_tokens: int
-
-
 def verify_and_run(options: RunOptions) -> RunResult:
     """Run the ranks of an output folder, all in this process or, under torchrun, one a process.
 
@@ -102,7 +59,7 @@ def verify_and_run(options: RunOptions) -> RunResult:
     """
     began = time.monotonic()
     try:
-        request = _request(options)
+        request = open_request(options)
     except ManifestError as fault:
         if not (options.out / ROOT).is_file():
             raise
@@ -127,41 +84,7 @@ def verify_and_run(options: RunOptions) -> RunResult:
     return _result(request, ran)
 
 
-def _request(options: RunOptions) -> _Request:
-    if options.compute not in COMPUTE:
-        raise RuntimeFault(f"--compute {options.compute} isn't known; known are {', '.join(COMPUTE)}")
-    if options.max_new_tokens is not None and options.max_new_tokens < 0:
-        raise RuntimeFault(f"--max-new-tokens is {options.max_new_tokens}; it can't be negative")
-    if options.logits_out is not None:
-        folder = options.logits_out.absolute().parent
-        if not os.access(folder, os.W_OK):
-            raise OutputError(
-                f"--logits-out {options.logits_out.name}: the folder {folder} isn't there or can't be written"
-            )
-    opened = open_output(options.out)
-    check_model(opened.model)
-    device = open_device(options.device)
-    tokenizer = _tokenizer(opened, options.prompt is not None)
-    ids = choose_ids(options.prompt, options.input_ids, tokenizer, opened.model)
-    new_tokens = options.max_new_tokens
-    if new_tokens is None:
-        new_tokens = PROMPT_TOKENS if options.prompt is not None else 0
-    check_ids(ids, new_tokens, opened.model)
-    images = choose_images(options.input_ids, opened.model)
-    check_images(ids, images, opened.model)
-    return _Request(options, opened, device, tokenizer, ids, images, new_tokens)
-
-
-def _tokenizer(opened: Opened, needed: bool) -> Tokenizer | None:
-    if needed:
-        return Tokenizer(opened.carried)
-    try:
-        return Tokenizer(opened.carried) if (opened.carried / TOKENIZER).is_file() else None
-    except RuntimeFault:
-        return None  # generated ids are then shown as numbers
-
-
-def _run(request: _Request, stack: ExitStack, comm: DistributedComm | None, began: float) -> Ran:
+def _run(request: Request, stack: ExitStack, comm: DistributedComm | None, began: float) -> Ran:
     """Everything but the report. A shard that can't be loaded, or used, is a finding."""
     options, opened, device = request.options, request.opened, request.device
     here = comm is None or comm.rank == 0
@@ -169,7 +92,8 @@ def _run(request: _Request, stack: ExitStack, comm: DistributedComm | None, bega
     outcome: Outcome | None = None
     fault: ManifestError | RuntimeFault | None = None
     reports = here
-    figures: dict[str, Any] = {"tokens": len(request.ids), "ranks": opened.plan.grid.world, "device": str(device)}
+    figures: dict[str, Any] = {"input_ids": request.ids, "tokens": len(request.ids)}
+    figures |= {"ranks": opened.plan.grid.world, "device": str(device)}
     if request.images is not None:
         figures["images"] = len(request.images.grids)
     try:
@@ -182,7 +106,8 @@ def _run(request: _Request, stack: ExitStack, comm: DistributedComm | None, bega
             comm is None and not loader.all_kept, options.reference is not None, reference, request.new_tokens, ends,
             request.images, tower,
         )  # fmt: skip
-        outcome = run_ranks(job, comm)
+        with options.progress("running", "layers") as advance:
+            outcome = run_ranks(replace(job, advance=advance), comm)
         figures |= {"bytes_read": outcome.loaded, "seconds_waited": round(loader.seconds_waited, 3)}
     except ManifestError as found:
         fault = found
@@ -195,7 +120,7 @@ def _run(request: _Request, stack: ExitStack, comm: DistributedComm | None, bega
                fault, figures, reports)  # fmt: skip
 
 
-def _reference(request: _Request, stack: ExitStack) -> tuple[CheckResult | None, Reference | None]:
+def _reference(request: Request, stack: ExitStack) -> tuple[CheckResult | None, Reference | None]:
     """Check the shards' bytes against the checkpoint, and open it for the reference pass."""
     options, opened = request.options, request.opened
     if options.reference is None:
@@ -207,12 +132,13 @@ def _reference(request: _Request, stack: ExitStack) -> tuple[CheckResult | None,
             f"from {opened.root.source.fingerprint}; give the one it was made from"
         )
     binding = bind(checkpoint, opened.family)
-    at_rest = check(opened.out, deep=options.reference)
+    with options.progress("comparing bytes", "bytes") as advance:
+        at_rest = check(opened.out, deep=options.reference, progress=advance)
     reference = Reference(binding, reference_dtype(COMPUTE[options.compute]), request.device)
     return at_rest, stack.enter_context(reference)
 
 
-def _loader(request: _Request, comm: DistributedComm | None) -> Loader:
+def _loader(request: Request, comm: DistributedComm | None) -> Loader:
     options, opened = request.options, request.opened
     ranks = range(opened.plan.grid.world) if comm is None else [comm.rank]
     budget = room(request.device) if request.new_tokens > 1 else 0
@@ -222,13 +148,13 @@ def _loader(request: _Request, comm: DistributedComm | None) -> Loader:
     )  # fmt: skip
 
 
-def _tower(request: _Request, comm: DistributedComm | None, stack: ExitStack) -> Loader | None:
+def _tower(request: Request, comm: DistributedComm | None, stack: ExitStack) -> Loader | None:
     options = request.options
     load = LoadOptions(request.device, options.check_hashes, threads=options.threads, tower=True)
     return tower_loader(request.opened, comm, load, stack) if request.images is not None else None
 
 
-def _result(request: _Request, ran: Ran) -> RunResult:
+def _result(request: Request, ran: Ran) -> RunResult:
     checks = checks_of(ran)
     generated = ran.outcome.generated if ran.outcome is not None else ()
     text = request.tokenizer.decode(list(generated)) if generated and request.tokenizer is not None else None

@@ -12,13 +12,14 @@ from runtime.blocks.forward import RankContext
 from runtime.blocks.images import Images
 from runtime.checking.checks import LIMIT, Measure, gather
 from runtime.checking.compare import cosine, log_likelihood, relative
+from runtime.checking.ladder import Ladder, exact
 from runtime.checking.reference import Reference
-from runtime.checking.verify import Ladder, exact
 from runtime.comm.comm import Comm
 from runtime.generate import generate
 from runtime.loading.loader import Loader
 from runtime.opened import Opened
 from runtime.passes import RankRun, forward_pass
+from shard_plans.console import Advance
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +43,8 @@ class Job:
     """What the placeholders among the ids stand for."""
     tower: Loader | None = None
     """Loads what looks at them, in a process with ranks of the first stage."""
+    advance: Advance | None = None
+    """Told the layers that the prefill has done, and all of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +78,8 @@ def run_rank(job: Job, comm: Comm) -> Outcome:
     run = RankRun(ctx, job.loader, plan.stages, job.lockstep, job.tower)
     tokens = len(job.ids)
     with torch.no_grad():
-        ladder = Ladder(run, job.ids, job.compare, job.reference if comm.rank == 0 else None, job.images)
+        reference = job.reference if comm.rank == 0 else None
+        ladder = Ladder(run, job.ids, job.compare, reference, job.images, job.advance)
         caches = run.new_caches() if job.new_tokens else None
         scores = forward_pass(run, job.ids, torch.arange(tokens, device=job.device), caches, ladder, job.images)
         logits = _bring_home(run, scores, tokens)

@@ -6,17 +6,27 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 LINE_EVERY = 5.0
 """Seconds between progress lines where stderr isn't a terminal."""
 
 Advance = Callable[[int, int], None]
-"""Called with bytes done and bytes in all."""
+"""Called with what is done and what there is in all."""
+ShowProgress = Callable[[str, str], AbstractContextManager[Advance]]
+"""Makes the display of one long step: what it is and in which unit it counts (bytes, layers)."""
 
 
 def out() -> Console:
@@ -44,13 +54,12 @@ def size(count: float) -> str:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Advance]:
+def progress(what: str, unit: str = "bytes") -> Iterator[Advance]:
     """A bar on a terminal, a line every few seconds elsewhere; both on stderr."""
+    counted = unit == "bytes"
     if sys.stderr.isatty():
-        columns = (
-            TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
-            TimeRemainingColumn(),
-        )  # fmt: skip
+        numbers = (DownloadColumn(), TransferSpeedColumn()) if counted else (MofNCompleteColumn(), TextColumn(unit))
+        columns = (TextColumn("{task.description}"), BarColumn(), *numbers, TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
             task = bars.add_task(what, total=None)
             yield lambda done, total: bars.update(task, completed=done, total=total)
@@ -64,6 +73,7 @@ def progress(what: str) -> Iterator[Advance]:
             return
         told, rate = now, done / (now - started)
         left = f", {(total - done) / rate:.0f} s left" if rate else ""
-        remark(f"{what}: {size(done)} of {size(total)}, {size(rate)}/s{left}")
+        words = f"{size(done)} of {size(total)}, {size(rate)}/s" if counted else f"{done} of {total} {unit}"
+        remark(f"{what}: {words}{left}")
 
     yield line

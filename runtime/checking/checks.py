@@ -36,11 +36,13 @@ class Check:
     worst: float | None
     """The worst value measured; None where it isn't a number."""
     limit: float
-    """The most that passes; for a cosine or an agreement the least."""
+    """The most that passes, or the least (see `bound`)."""
     where: str
     """Where the worst was found: file, tensor, layer, rank, token."""
     note: str = ""
     """What the numbers mean, in words."""
+    bound: str = "most"
+    """Whether the limit is the most or the least that passes."""
 
     def as_dict(self) -> dict[str, Any]:
         """The check as JSON has it."""
@@ -66,7 +68,7 @@ def make_check(name: str, measures: Iterable[Measure], limit: float, note: str =
     passed = found.value <= limit if high else found.value >= limit
     number = None if not math.isfinite(found.value) else found.value
     where = found.where if number is not None else f"{found.where}: {found.value}, not a finite number"
-    return Check(name, passed, number, limit, where, note)
+    return Check(name, passed, number, limit, where, note, "most" if high else "least")
 
 
 def gather(comm: Comm, device: torch.device, value: Any) -> list[Any]:

@@ -1,177 +1,199 @@
-"""From what the ranks found to the checks of a report, and the sentences about what wasn't checked."""
+"""The verification ladder on one rank: each layer alone with the reference's own input, and end to end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+import math
 
 import torch
+from torch import Tensor
 
-from converter.check import CheckResult
-from runtime.checking.checks import AGREEMENT, AIM, COSINE, LIKELIHOOD, LIMIT, Check, Measure, make_check
-from runtime.checking.verify import exact
-from runtime.opened import Opened
-from runtime.session import Outcome
-from shard_plans.errors import ManifestError, ReshardError
+from runtime.blocks import forward, stream
+from runtime.blocks.forward import Routing
+from runtime.blocks.images import Images
+from runtime.blocks.weights import LayerWeights
+from runtime.checking.checks import Measure, worst
+from runtime.checking.compare import NOISE, Routed, compare_routing, cosine, layer_error, relative, relative_margin
+from runtime.checking.reference import Record, Reference
+from runtime.passes import RankRun
+from shard_plans.console import Advance
+from shard_plans.families.model import Layer
 
-SMOKE = "a smoke test: real bugs can pass it"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ran:
-    """A run, as far as it came."""
-
-    opened: Opened
-    compute: torch.dtype
-    compared: bool
-    """There was a reference."""
-    hashed: bool
-    at_rest: CheckResult | None
-    """The deep check against the reference's checkpoint."""
-    outcome: Outcome | None
-    fault: ReshardError | None
-    """Why the shards couldn't be loaded or run."""
-    figures: dict[str, Any]
-    reports: bool
-    """This process knows about the fault."""
+DRIFT = 10.0
+"""How many times the error so far may move a score before a changed route is no longer put down to rounding."""
 
 
-def checks_of(ran: Ran) -> tuple[Check, ...]:
-    """The checks in the order of the ladder."""
-    found: list[Check | None] = [*_loading(ran), _bytes(ran)]
-    if ran.outcome is not None:
-        found += _exact(ran.outcome, ran.compared) if exact(ran.compute) else _smoke(ran.outcome)
-    return tuple(check for check in found if check is not None)
+def exact(compute: torch.dtype) -> bool:
+    """Whether errors in this type are small enough for the strict limits."""
+    return compute in (torch.float32, torch.float64)
 
 
-def _loading(ran: Ran) -> list[Check | None]:
-    if ran.fault is not None:
-        if not isinstance(ran.fault, ManifestError):
-            return [Check("layers", False, None, LIMIT, str(ran.fault), "the forward pass couldn't be run")]
-        return [Check("hashes", False, 1.0, 0.0, str(ran.fault), "loading stopped at the first difference")]
-    if not ran.hashed:
-        return [None]
-    words = f"{len(ran.opened.root.files)} files, {ran.figures.get('bytes_read', 0)} bytes as they were loaded"
-    return [Check("hashes", True, 0.0, 0.0, words)]
+def reference_dtype(compute: torch.dtype) -> torch.dtype:
+    """The reference's arithmetic: float32, or float64 where the ranks use it."""
+    return torch.float64 if compute == torch.float64 else torch.float32
 
 
-def _bytes(ran: Ran) -> Check | None:
-    if ran.at_rest is None:
-        return None
-    failures = ran.at_rest.failures
-    if not failures:
-        return Check("bytes", ran.at_rest.passed, 0.0, 0.0, f"{ran.at_rest.tensors} tensors put together again")
-    shards = {file.name for file in ran.opened.root.files}
-    first = next((failure for failure in failures if failure.file in shards), failures[0])
-    where = f"{first.file}" + (f", tensor {first.tensor}" if first.tensor else "") + f": {first.reason}"
-    return Check("bytes", False, float(len(failures)), 0.0, where, f"{len(failures)} differences, the first is named")
+class Ladder:
+    """Watches a pass of one rank. Rank 0 runs the reference and hands each layer's result to all.
 
+    Without a reference it only notes near-ties, after which replicas may differ.
+    """
 
-def _exact(outcome: Outcome, compared: bool) -> list[Check | None]:
-    measures = outcome.measures
-    ties = f"; {outcome.ties} near-ties that rounding may turn counted apart" if outcome.ties else ""
+    def __init__(
+        self,
+        run: RankRun,
+        ids: Tensor,
+        compare: bool,
+        reference: Reference | None,
+        images: Images | None = None,
+        advance: Advance | None = None,
+    ) -> None:
+        """`compare`: there is a reference, which is given on rank 0 alone; `advance` is told of every layer."""
+        self._advance = advance
+        self.run, self.ctx = run, run.ctx
+        self._compare, self._reference = compare, reference
+        self._wide = reference_dtype(run.ctx.compute)
+        self._tokens = len(ids)
+        self._positions = torch.arange(len(ids), device=run.ctx.device)
+        self._start = self._out = torch.empty(0)
+        if compare:
+            self._out = self._share(None if reference is None else reference.begin(ids, images))
+        self._routing: tuple[Tensor, Tensor] | None = None
+        self._drift = 0.0
+        self.clean = len(ids)
+        """Tokens before the first that a near-tie sent elsewhere; later ones can't be compared end to end."""
+        self.untied = len(ids)
+        """Tokens before the first whose route in this rank's own pass was a near-tie."""
+        self.ties = 0
+        """Tokens and layers in which a near-tie chose another expert, fed with the reference's own input."""
+        self.wrong = self.routed = 0
+        """The same where the margin was too large for that (in low precision: whatever the margin); and all of them."""
+        self.chosen: dict[int, int] = {}
+        """Layer -> how many of its experts some token chose; on rank 0."""
+        self._worst: dict[str, Measure] = {}
 
-    def relative(name: str, what: str) -> Check | None:
-        check = make_check(name, measures, LIMIT)
-        if check is None:
-            return None
-        reached = "reached" if check.worst is not None and check.worst <= AIM else "missed"
-        return make_check(name, measures, LIMIT, f"{what}; aimed at {AIM:g}: {reached}")
+    @property
+    def measures(self) -> list[Measure]:
+        """The worst of each kind."""
+        return list(self._worst.values())
 
-    if compared and not outcome.clean:
-        where = "a near-tie already sent token 0 to other experts than the reference"
-        note = "no token could be compared end to end; give another prompt or other ids"
-        return [
-            *_alone(outcome, relative, ties),
-            *(Check(n, False, None, LIMIT, where, note) for n in ("hidden", "logits")),
-        ]
-    return [
-        *_alone(outcome, relative, ties),
-        *([relative("hidden", f"relative error end to end, over {outcome.clean} tokens"),
-           relative("logits", f"relative error end to end, over {outcome.clean} tokens")] if compared else []),
-    ]  # fmt: skip
+    def placed(self, tokens: Tensor, x: Tensor) -> None:
+        """Compare what the images became."""
+        if not self._compare:
+            return
+        where, ours, theirs = f"rank {self.ctx.at.rank}", x[tokens], self._out[tokens]
+        if exact(self.ctx.compute):
+            error, row = layer_error(torch.zeros_like(theirs), ours, theirs)
+            self._note("vision", error, f"{where}, token {int(tokens[row])}")
+        else:
+            self._note("vision", cosine(ours, theirs), where, high=False)
 
+    def before(self, layer: Layer) -> None:
+        """Run the reference's layer and hand its result round."""
+        if not self._compare:
+            return
+        record: Record | None = None if self._reference is None else self._reference.next_layer()
+        self._start, self._out = self._out, self._share(None if record is None else record.out)
+        self._routing = None
+        if layer.words.get("ffn") == "moe":
+            found = record.routing if record is not None else None
+            comm, tokens = self.ctx.comm, self._tokens
+            ids = comm.broadcast(
+                None if found is None else found.indices, 0, (tokens, self.ctx.size("topk")), torch.int64
+            )  # fmt: skip
+            mine = None if found is None else relative_margin(found).to(self.ctx.device, torch.float32)
+            margin = comm.broadcast(mine, 0, (tokens,), torch.float32)
+            self._routing = (ids, margin)
+            if found is not None:
+                self.chosen[layer.index] = len(set(found.indices.flatten().tolist()))
 
-def _alone(outcome: Outcome, relative: Callable[[str, str], Check | None], ties: str) -> list[Check | None]:
-    """The checks that a near-tie doesn't spoil: each layer alone, and the replicas among themselves."""
-    return [
-        relative("vision", "relative error of one of the images' tokens"),
-        relative("layers", "relative error of a layer's contribution to one token, fed with the reference's input"),
-        make_check("routing", outcome.measures, 0.0, f"{outcome.wrong} of {outcome.routed} routes differ{ties}"),
-        relative("replicas", f"relative error of one token's logits, over {outcome.agreed} tokens"),
-    ]
-
-
-def _smoke(outcome: Outcome) -> list[Check | None]:
-    measures: tuple[Measure, ...] = outcome.measures
-    return [
-        make_check("vision", measures, COSINE, f"least cosine of the images' tokens; {SMOKE}", high=False),
-        make_check("layers", measures, COSINE, f"least cosine, fed with the reference's input; {SMOKE}", high=False),
-        _agreement(outcome),
-        make_check("replicas", measures, COSINE, f"least cosine; {SMOKE}", high=False),
-        make_check("hidden", measures, COSINE, f"least cosine end to end; {SMOKE}", high=False),
-        make_check("logits", measures, COSINE, f"cosine end to end; {SMOKE}", high=False),
-        make_check("likelihood", measures, LIKELIHOOD, f"relative difference of the log-likelihood; {SMOKE}"),
-    ]
-
-
-def _agreement(outcome: Outcome) -> Check | None:
-    """Routes of all layers together: a single one of a few tokens weighs too much in one layer."""
-    worst = make_check("routing", outcome.measures, AGREEMENT, high=False)
-    if worst is None:
-        return None
-    alike = 1 - outcome.wrong / outcome.routed
-    note = f"part of {outcome.routed} routes that are alike; {SMOKE}"
-    return replace(worst, passed=alike >= AGREEMENT, worst=alike, where=f"most differ in {worst.where}", note=note)
-
-
-def not_checked(ran: Ran, generated: bool) -> tuple[str, ...]:
-    """What a reader must not take for checked."""
-    said: list[str] = []
-    if not ran.hashed:
-        said.append("Digests weren't compared (they were turned off).")
-    if ran.fault is not None:
-        said.append("The forward pass didn't come to its end, so nothing behind the failure was checked.")
-    if not ran.compared:
-        said.append(
-            "No reference was given: digests say that the files are as they were written, not that they are right. "
-            "Give --reference CHECKPOINT to compare bytes, layers and logits."
+    def after(self, layer: Layer, weights: LayerWeights, start: Tensor, out: Tensor, routing: Routing | None) -> None:
+        """Compare the layer's result end to end, then run it again on the reference's own input."""
+        if self._advance is not None and self.ctx.at.dp == self.ctx.at.tp == 0:
+            self._advance(layer.index + 1, len(self.ctx.model.forward_layers))
+        if routing is not None:
+            near = relative_margin(routing) <= NOISE[self.ctx.compute]
+            self.untied = min(self.untied, *near.nonzero().flatten().tolist(), self._tokens)
+        if not self._compare:
+            return
+        alone, alone_routing = forward.run_layer(
+            self.ctx, layer, weights, self._start.to(self.ctx.compute), None, self._positions
         )
-    else:
-        said.append(
-            "The reference is reshard's own forward pass over the checkpoint: it shares the family table and the layer "
-            "arithmetic with the ranks, so a wrong row of the table fools both. Only another implementation's logits "
-            "(--logits-out, and transformers) can confirm those."
+        where = f"layer {layer.index}, rank {self.ctx.at.rank}"
+        if alone.shape != self._out.shape or out.shape != self._out.shape:
+            self._note_shape(where, alone, out)
+        elif exact(self.ctx.compute):
+            self._compare_exact(where, layer, out, routing, alone, alone_routing)
+        else:
+            self._note("layers", cosine(alone, self._out), where, high=False)
+            self._note("hidden", cosine(out, self._out), where, high=False)
+            if self._routing is not None and alone_routing is not None:
+                routed = self._routed(alone_routing, -1.0)
+                self.wrong, self.routed = self.wrong + len(routed.wrong), self.routed + routed.tokens
+                self._note("routing", 1 - len(routed.wrong) / max(1, routed.tokens), where, high=False)
+
+    def _compare_exact(
+        self, where: str, layer: Layer, out: Tensor, routing: Routing | None, alone: Tensor,
+        alone_routing: Routing | None,
+    ) -> None:  # fmt: skip
+        kept = torch.ones(self._tokens, dtype=torch.bool)
+        experts: Tensor | None = None
+        if self._routing is not None and routing is not None and alone_routing is not None:
+            noise = NOISE[self.ctx.compute]
+            routed = self._routed(alone_routing, noise)
+            self._note("routing", float(len(routed.wrong)), self._routed_words(where, routed, alone_routing))
+            self.wrong, self.routed = self.wrong + len(routed.wrong), self.routed + routed.tokens
+            self.ties += len(routed.ties)
+            kept[list(routed.ties)] = False
+            experts = alone_routing.indices
+            drifted = self._routed(routing, max(noise, DRIFT * min(self._drift, NOISE[torch.float32] * 100)))
+            self.clean = min(self.clean, *drifted.ties, self._tokens)
+        if bool(kept.any()):
+            rows = kept.nonzero().flatten()
+            base = stream.carry(self.ctx.model, layer, self._start)
+            error, row = layer_error(base.cpu()[rows], alone.cpu()[rows], self._out.cpu()[rows])
+            token = int(rows[row])
+            words = f"{where}, token {token}"
+            if experts is not None:
+                words += f" (experts {', '.join(map(str, experts[token].tolist()))})"
+            self._note("layers", error, words)
+        if self.clean:
+            self._drift = relative(out[: self.clean], self._out[: self.clean])
+            self._note("hidden", self._drift, where)
+
+    def _routed(self, ours: Routing, noise: float) -> Routed:
+        assert self._routing is not None
+        ids, margin = self._routing
+        return compare_routing(ours.indices, ids, margin, noise)
+
+    def _routed_words(self, where: str, routed: Routed, ours: Routing) -> str:
+        if not routed.wrong:
+            return f"{where}, smallest margin {routed.margin:.1e}"
+        assert self._routing is not None
+        token = routed.wrong[0]
+        ids, margin = self._routing
+        return (
+            f"{where}, token {token}: experts {sorted(ours.indices[token].tolist())}, the reference chose "
+            f"{sorted(ids[token].tolist())} by a margin of {float(margin[token]):.1e}"
         )
-    if ran.opened.model.words.get("tower") is not None and not ran.figures.get("images"):
-        said.append(
-            "The ids came without images: the vision tower was neither loaded nor run. Give --input-ids a file with "
-            "pixel_values and grid_thw."
-        )
-    extra = len(ran.opened.model.layers) - len(ran.opened.model.forward_layers)
-    if extra and ran.opened.plan.mtp == "keep":
-        hashed = "" if ran.at_rest is not None else ", nor were they loaded; reshard check hashes them"
-        said.append(f"{extra} multi-token-prediction layer(s) are held but not run{hashed}.")
-    outcome = ran.outcome
-    if outcome is not None:
-        tokens = ran.figures["tokens"]
-        used, all_experts = outcome.chosen
-        if used < all_experts:
-            said.append(
-                f"{all_experts - used} of {all_experts} experts (over all layers) were chosen by none of the {tokens} "
-                "tokens: their bytes are compared, their arithmetic isn't."
-            )
-        if ran.compared and outcome.clean < tokens and exact(ran.compute):
-            said.append(
-                f"A near-tie sent token {outcome.clean} to other experts than the reference, as rounding may: "
-                f"end to end only the {outcome.clean} tokens before it were compared."
-            )
-        if outcome.agreed < tokens:
-            said.append(f"Replicas were compared over {outcome.agreed} of {tokens} tokens, up to a router's near-tie.")
-    if generated:
-        said.append("Generated tokens and the cache behind them weren't compared with a reference.")
-    if ran.compared and not exact(ran.compute):
-        kind = str(ran.compute).removeprefix("torch.")
-        said.append(f"In {kind} all thresholds are smoke tests; run float32 for the strict ones.")
-    return tuple(said)
+
+    def _note_shape(self, where: str, alone: Tensor, out: Tensor) -> None:
+        """Streams of another width than the reference's can't be compared; that they differ is the finding."""
+        high = exact(self.ctx.compute)
+        for check, x in (("layers", alone), ("hidden", out)):
+            if x.shape != self._out.shape:
+                words = f"{where}: {x.shape[1]} vectors a token, the reference has {self._out.shape[1]}"
+                self._note(check, math.inf if high else -1.0, words, high)
+
+    def _share(self, x: Tensor | None) -> Tensor:
+        """Rank 0's stream on all ranks. How wide it is the reference says: a rank's own model may be wrong there."""
+        comm, hidden = self.ctx.comm, self.ctx.size("hidden")
+        if stream.vectors(self.ctx.model, 0) is None:
+            return comm.broadcast(x, 0, (self._tokens, hidden), self._wide)
+        mine = None if x is None else torch.tensor([x.shape[1]], device=x.device)
+        width = int(comm.broadcast(mine, 0, (1,), torch.int64))
+        return comm.broadcast(x, 0, (self._tokens, width, hidden), self._wide)
+
+    def _note(self, check: str, value: float, where: str, high: bool = True) -> None:
+        new = Measure(check, value, where)
+        known = self._worst.get(check)
+        self._worst[check] = new if known is None else worst([known, new], high) or new

@@ -15,7 +15,8 @@ from converter.check import check as check_output
 from converter.convert import convert as convert_checkpoint
 from converter.restore import restore as restore_checkpoint
 from runtime.demo.checkpoint import BLOCK, CONFIG, make_demo_checkpoint
-from runtime.run import RunOptions, verify_and_run
+from runtime.request import RunOptions
+from runtime.run import verify_and_run
 from shard_plans.checkpoints.checkpoint import open_checkpoint
 from shard_plans.console import size
 from shard_plans.documents.manifest import Manifest, ManifestTensor, read_manifest, read_shard_manifest

@@ -30,7 +30,8 @@ from shard_plans.placement.shards import Skipped
 
 __all__ = [
     "ROOT", "CarriedFile", "ConstantRegion", "Manifest", "ManifestFile", "ManifestTensor", "Piece", "RankFiles",
-    "ShardManifest", "SourceFileRecord", "SourceRecord", "format_manifest", "read_manifest", "read_shard_manifest", "root_digest",
+    "ShardManifest", "SourceFileRecord", "SourceRecord", "format_manifest", "read_manifest", "read_shard_manifest",
+    "root_digest",
 ]  # fmt: skip
 
 MANIFEST_LIMIT = 1 << 30

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from runtime.checking.reference import Reference
-from runtime.run import RunOptions, verify_and_run
+from runtime.request import RunOptions
+from runtime.run import verify_and_run
 from shard_plans.checkpoints.checkpoint import open_checkpoint
 from shard_plans.families.binding import bind
 from shard_plans.families.family import load_family

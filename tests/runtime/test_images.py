@@ -16,7 +16,8 @@ from torch import Tensor
 from runtime.checking.checks import AIM, Check
 from runtime.checking.reference import Reference
 from runtime.inputs import check_images, choose_ids, choose_images
-from runtime.run import RunOptions, RunResult, verify_and_run
+from runtime.request import RunOptions
+from runtime.run import RunResult, verify_and_run
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.binding import Binding
 from shard_plans.verbs import open_binding

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from runtime.inputs import DEFAULT_TOKENS, check_ids, choose_ids, default_ids, read_ids
-from runtime.run import RunOptions, verify_and_run
+from runtime.request import RunOptions
+from runtime.run import verify_and_run
 from runtime.text import Tokenizer, end_tokens
 from shard_plans.checkpoints.headers import load_json
 from shard_plans.errors import RuntimeFault

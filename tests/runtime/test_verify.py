@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 from converter.verbs import convert
 from runtime.checking.checks import AIM, Check
-from runtime.run import RunOptions, RunResult, verify_and_run
+from runtime.request import RunOptions
+from runtime.run import RunResult, verify_and_run
 from shard_plans.errors import CheckpointError
 from shard_plans.placement.experts import ExpertPlacement, contiguous
 from shard_plans.placement.grid import make_grid

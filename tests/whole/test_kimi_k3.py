@@ -12,7 +12,8 @@ from torch import Tensor
 
 from converter.verbs import check, restore
 from runtime.checking.reference import Reference
-from runtime.run import RunOptions, verify_and_run
+from runtime.request import RunOptions
+from runtime.run import verify_and_run
 from shard_plans.placement.grid import make_grid
 from shard_plans.verbs import open_binding
 from tests.tools.kimi import TINY

@@ -27,7 +27,8 @@ from runtime.blocks.router import Routing, route
 from runtime.blocks.weights import LayerWeights, Readings, Stored, dense, take
 from runtime.checking.checks import Check
 from runtime.opened import Opened, open_output
-from runtime.run import RunOptions, RunResult, verify_and_run
+from runtime.request import RunOptions
+from runtime.run import RunResult, verify_and_run
 from shard_plans.families.model import Layer
 from tests.tools import tamper
 from tests.tools.kimi import TINY

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from runtime.checking.reference import Record, Reference
-from runtime.run import RunOptions, RunResult, verify_and_run
+from runtime.request import RunOptions
+from runtime.run import RunResult, verify_and_run
 from tests.conftest import MakeCheckpoint
 from tests.tools.cli import RunCli
 from tests.tools.sharded import convert_tiny

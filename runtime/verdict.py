@@ -1,0 +1,177 @@
+"""From what the ranks found to the checks of a report, and the sentences about what wasn't checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from converter.check import CheckResult
+from runtime.checking.checks import AGREEMENT, AIM, COSINE, LIKELIHOOD, LIMIT, Check, Measure, make_check
+from runtime.checking.ladder import exact
+from runtime.opened import Opened
+from runtime.session import Outcome
+from shard_plans.errors import ManifestError, ReshardError
+
+SMOKE = "a smoke test: real bugs can pass it"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ran:
+    """A run, as far as it came."""
+
+    opened: Opened
+    compute: torch.dtype
+    compared: bool
+    """There was a reference."""
+    hashed: bool
+    at_rest: CheckResult | None
+    """The deep check against the reference's checkpoint."""
+    outcome: Outcome | None
+    fault: ReshardError | None
+    """Why the shards couldn't be loaded or run."""
+    figures: dict[str, Any]
+    reports: bool
+    """This process knows about the fault."""
+
+
+def checks_of(ran: Ran) -> tuple[Check, ...]:
+    """The checks in the order of the ladder."""
+    found: list[Check | None] = [*_loading(ran), _bytes(ran)]
+    if ran.outcome is not None:
+        found += _exact(ran.outcome, ran.compared) if exact(ran.compute) else _smoke(ran.outcome)
+    return tuple(check for check in found if check is not None)
+
+
+def _loading(ran: Ran) -> list[Check | None]:
+    if ran.fault is not None:
+        if not isinstance(ran.fault, ManifestError):
+            return [Check("layers", False, None, LIMIT, str(ran.fault), "the forward pass couldn't be run")]
+        return [Check("hashes", False, 1.0, 0.0, str(ran.fault), "loading stopped at the first difference")]
+    if not ran.hashed:
+        return [None]
+    words = f"{len(ran.opened.root.files)} files, {ran.figures.get('bytes_read', 0)} bytes as they were loaded"
+    return [Check("hashes", True, 0.0, 0.0, words)]
+
+
+def _bytes(ran: Ran) -> Check | None:
+    if ran.at_rest is None:
+        return None
+    failures = ran.at_rest.failures
+    if not failures:
+        return Check("bytes", ran.at_rest.passed, 0.0, 0.0, f"{ran.at_rest.tensors} tensors put together again")
+    shards = {file.name for file in ran.opened.root.files}
+    first = next((failure for failure in failures if failure.file in shards), failures[0])
+    where = f"{first.file}" + (f", tensor {first.tensor}" if first.tensor else "") + f": {first.reason}"
+    return Check("bytes", False, float(len(failures)), 0.0, where, f"{len(failures)} differences, the first is named")
+
+
+def _exact(outcome: Outcome, compared: bool) -> list[Check | None]:
+    measures = outcome.measures
+    ties = f"; {outcome.ties} near-ties that rounding may turn counted apart" if outcome.ties else ""
+
+    def relative(name: str, what: str) -> Check | None:
+        check = make_check(name, measures, LIMIT)
+        if check is None:
+            return None
+        reached = "reached" if check.worst is not None and check.worst <= AIM else "missed"
+        return make_check(name, measures, LIMIT, f"{what}; aimed at {AIM:g}: {reached}")
+
+    if compared and not outcome.clean:
+        where = "a near-tie already sent token 0 to other experts than the reference"
+        note = "no token could be compared end to end; give another prompt or other ids"
+        return [
+            *_alone(outcome, relative, ties),
+            *(Check(n, False, None, LIMIT, where, note) for n in ("hidden", "logits")),
+        ]
+    return [
+        *_alone(outcome, relative, ties),
+        *([relative("hidden", f"relative error end to end, over {outcome.clean} tokens"),
+           relative("logits", f"relative error end to end, over {outcome.clean} tokens")] if compared else []),
+    ]  # fmt: skip
+
+
+def _alone(outcome: Outcome, relative: Callable[[str, str], Check | None], ties: str) -> list[Check | None]:
+    """The checks that a near-tie doesn't spoil: each layer alone, and the replicas among themselves."""
+    return [
+        relative("vision", "relative error of one of the images' tokens"),
+        relative("layers", "relative error of a layer's contribution to one token, fed with the reference's input"),
+        make_check("routing", outcome.measures, 0.0, f"{outcome.wrong} of {outcome.routed} routes differ{ties}"),
+        relative("replicas", f"relative error of one token's logits, over {outcome.agreed} tokens"),
+    ]
+
+
+def _smoke(outcome: Outcome) -> list[Check | None]:
+    measures: tuple[Measure, ...] = outcome.measures
+    return [
+        make_check("vision", measures, COSINE, f"least cosine of the images' tokens; {SMOKE}", high=False),
+        make_check("layers", measures, COSINE, f"least cosine, fed with the reference's input; {SMOKE}", high=False),
+        _agreement(outcome),
+        make_check("replicas", measures, COSINE, f"least cosine; {SMOKE}", high=False),
+        make_check("hidden", measures, COSINE, f"least cosine end to end; {SMOKE}", high=False),
+        make_check("logits", measures, COSINE, f"cosine end to end; {SMOKE}", high=False),
+        make_check("likelihood", measures, LIKELIHOOD, f"relative difference of the log-likelihood; {SMOKE}"),
+    ]
+
+
+def _agreement(outcome: Outcome) -> Check | None:
+    """Routes of all layers together: a single one of a few tokens weighs too much in one layer."""
+    worst = make_check("routing", outcome.measures, AGREEMENT, high=False)
+    if worst is None:
+        return None
+    alike = 1 - outcome.wrong / outcome.routed
+    note = f"part of {outcome.routed} routes that are alike; {SMOKE}"
+    return replace(worst, passed=alike >= AGREEMENT, worst=alike, where=f"most differ in {worst.where}", note=note)
+
+
+def not_checked(ran: Ran, generated: bool) -> tuple[str, ...]:
+    """What a reader must not take for checked."""
+    said: list[str] = []
+    if not ran.hashed:
+        said.append("Digests weren't compared (they were turned off).")
+    if ran.fault is not None:
+        said.append("The forward pass didn't come to its end, so nothing behind the failure was checked.")
+    if not ran.compared:
+        said.append(
+            "No reference was given: digests say that the files are as they were written, not that they are right. "
+            "Give --reference CHECKPOINT to compare bytes, layers and logits."
+        )
+    else:
+        said.append(
+            "The reference is reshard's own forward pass over the checkpoint: it shares the family table and the layer "
+            "arithmetic with the ranks, so a wrong row of the table fools both. Only another implementation's logits "
+            "(--logits-out, and transformers) can confirm those."
+        )
+    if ran.opened.model.words.get("tower") is not None and not ran.figures.get("images"):
+        said.append(
+            "The ids came without images: the vision tower was neither loaded nor run. Give --input-ids a file with "
+            "pixel_values and grid_thw."
+        )
+    extra = len(ran.opened.model.layers) - len(ran.opened.model.forward_layers)
+    if extra and ran.opened.plan.mtp == "keep":
+        hashed = "" if ran.at_rest is not None else ", nor were they loaded; reshard check hashes them"
+        said.append(f"{extra} multi-token-prediction layer(s) are held but not run{hashed}.")
+    outcome = ran.outcome
+    if outcome is not None:
+        tokens = ran.figures["tokens"]
+        used, all_experts = outcome.chosen
+        if used < all_experts:
+            said.append(
+                f"{all_experts - used} of {all_experts} experts (over all layers) were chosen by none of the {tokens} "
+                "tokens: their bytes are compared, their arithmetic isn't."
+            )
+        if ran.compared and outcome.clean < tokens and exact(ran.compute):
+            said.append(
+                f"A near-tie sent token {outcome.clean} to other experts than the reference, as rounding may: "
+                f"end to end only the {outcome.clean} tokens before it were compared."
+            )
+        if outcome.agreed < tokens:
+            said.append(f"Replicas were compared over {outcome.agreed} of {tokens} tokens, up to a router's near-tie.")
+    if generated:
+        said.append("Generated tokens and the cache behind them weren't compared with a reference.")
+    if ran.compared and not exact(ran.compute):
+        kind = str(ran.compute).removeprefix("torch.")
+        said.append(f"In {kind} all thresholds are smoke tests; run float32 for the strict ones.")
+    return tuple(said)
