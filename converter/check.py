@@ -13,6 +13,7 @@ import xxhash
 from converter.backward.agreement import disagreements
 from converter.backward.deep import compare
 from converter.backward.gather import Shards
+from converter.backward.planned import departures
 from converter.findings import CheckResult, Failure, summed_up
 from converter.output.carry import PLAN, SOURCE
 from converter.output.parts import is_leftover, unfinished_words
@@ -74,6 +75,8 @@ def check(out: Path, deep: Path | None = None, workers: int = 8, progress: Progr
         lost = {failure.file for failure in broken if failure.reason.startswith(_SHORT)}
         if checkpoint is not None and not lost:
             failures += compare(shards, checkpoint, workers, meter)
+            if not failures:  # else the fault is named already, and its consequences would hide it
+                failures += departures(shards, checkpoint)
     tensors = sum(len(manifest.tensors) for manifest in manifests)
     return summed_up(len(root.files), tensors, failures, _absent(out, root))
 

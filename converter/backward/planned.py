@@ -1,0 +1,70 @@
+"""What the plan and the family table place in every file, worked out again and held against the manifests.
+
+The other checks believe a manifest's account of where bytes came from. Two tensors exchanged in the data and in that
+account would pass them; here the account itself is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from converter.backward.gather import Shards
+from converter.findings import Failure
+from converter.output.carry import FAMILY, PLAN
+from shard_plans.checkpoints.checkpoint import Checkpoint
+from shard_plans.documents.manifest import ROOT
+from shard_plans.documents.plan import read_plan
+from shard_plans.documents.shard_manifest import ManifestTensor, Piece, ShardManifest
+from shard_plans.errors import ReshardError
+from shard_plans.families.binding import bind
+from shard_plans.families.family import read_family
+from shard_plans.placement.place import place
+from shard_plans.placement.shards import ShardFile, ShardTensor
+
+
+def departures(shards: Shards, checkpoint: Checkpoint) -> Iterator[Failure]:
+    """Where the manifests tell of other tensors, shapes or origins than the plan makes from this checkpoint."""
+    try:
+        binding = bind(checkpoint, read_family(shards.out / FAMILY))
+        placement = place(binding, read_plan(shards.out / PLAN))
+    except ReshardError as error:
+        yield Failure(PLAN, None, f"can't be laid out again: {error}")
+        return
+    expected = {file.name: file for file in placement.files}
+    for manifest in shards.manifests:
+        file = expected.pop(manifest.file, None)
+        if file is None:
+            yield Failure(manifest.file, None, f"isn't among the {len(placement.files)} files that the plan makes")
+        else:
+            yield from _file(manifest, file)
+    if shards.root.partial is None:
+        for name in expected:
+            yield Failure(name, None, f"is a file that the plan makes, and {ROOT} doesn't list it")
+
+
+def _file(manifest: ShardManifest, file: ShardFile) -> Iterator[Failure]:
+    stated = {tensor.name: tensor for tensor in manifest.tensors}
+    wanted = {tensor.name: tensor for tensor in file.tensors}
+    for name in wanted.keys() - stated.keys():
+        yield Failure(file.name, name, "is lost: the plan places it there")
+    for name in stated.keys() - wanted.keys():
+        yield Failure(file.name, name, "is there, but the plan doesn't place it there")
+    for name in wanted.keys() & stated.keys():
+        difference = _difference(stated[name], wanted[name])
+        if difference is not None:
+            yield Failure(file.name, name, difference)
+
+
+def _difference(stated: ManifestTensor, wanted: ShardTensor) -> str | None:
+    for what in ("dtype", "shape", "format", "part", "block"):
+        ours, theirs = getattr(stated, what), getattr(wanted, what)
+        if ours != theirs:
+            return f"has the {what} {ours}, the plan makes it {theirs}"
+    pieces = tuple(Piece(source.pattern, source.experts, source.cuts, source.at) for source in wanted.sources)
+    if len(stated.sources) != len(pieces):
+        return f"is said to be made of {len(stated.sources)} sources, the plan makes it of {len(pieces)}"
+    for ours, theirs in zip(stated.sources, pieces, strict=True):
+        if ours != theirs:
+            what = "from" if ours.tensor != theirs.tensor else "from other experts or places in"
+            return f"is said to come {what} {ours.tensor}, the plan takes {theirs.tensor} in that place"
+    return None
