@@ -23,6 +23,7 @@ from converter.streams.reading import Reader
 from converter.streams.workers import Meter, Progress, run_all
 from shard_plans.checkpoints.checkpoint import open_checkpoint
 from shard_plans.checkpoints.headers import Kinds, read_header
+from shard_plans.checkpoints.regular import open_regular
 from shard_plans.documents.manifest import (
     ROOT,
     Manifest,
@@ -37,7 +38,7 @@ from shard_plans.errors import CheckpointError, ManifestError, ReshardError
 __all__ = ["CheckResult", "Failure", "check"]
 
 
-def check(out: Path, deep: Path | None = None, workers: int = 8, progress: Progress | None = None) -> CheckResult:
+def check(out: Path, deep: Path | None = None, workers: int = 4, progress: Progress | None = None) -> CheckResult:
     """Check the finished output `out`; with `deep`, also put that checkpoint together from it and compare.
 
     Raises ManifestError where there is no finished output, CheckpointError where `deep` isn't its checkpoint.
@@ -125,7 +126,7 @@ def _frame(out: Path, manifest: ShardManifest) -> Iterator[Failure]:
     path, name = out / manifest.file, manifest.file
     try:
         size = path.stat().st_size
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             digest = xxhash.xxh3_128_hexdigest(file.read(manifest.header_size))
     except OSError as error:
         yield Failure(name, None, f"{_SHORT} can't be read: {error.strerror}")

@@ -22,9 +22,9 @@ from shard_plans.options import SIZES, Verb, contradictions, family_option, json
 @family_option
 @click.option("--ranks", metavar="LIST", help="Only the files of these ranks, such as 8-15.")
 @click.option("--part", metavar="I/N", help="Make one of N parts in a shared folder; the last one in finishes it.")
-@click.option("--workers", default=8, show_default=True, type=click.IntRange(1, 64), help="Threads that move bytes.")
+@click.option("--workers", default=4, show_default=True, type=click.IntRange(1, 64), help="Threads that move bytes.")
 @click.option(
-    "--buffer", default=8, show_default=True, type=click.IntRange(1, 1024), help="MiB that a thread moves at a time."
+    "--buffer", default=16, show_default=True, type=click.IntRange(1, 1024), help="MiB that a thread moves at a time."
 )
 @click.option("--sha256", is_flag=True, help="Also write SHA256SUMS, for outputs that are signed or published.")
 @click.option("--fresh", is_flag=True, help="Begin again, whatever an interrupted conversion left.")

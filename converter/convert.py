@@ -62,7 +62,7 @@ def convert(
     plan: Plan,
     placement: Placement,
     out: Path,
-    workers: int = 8,
+    workers: int = 4,
     progress: Progress | None = None,
     options: ConvertOptions = DEFAULT,
 ) -> ConvertResult:

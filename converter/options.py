@@ -19,7 +19,7 @@ class ConvertOptions:
     """Begin again instead of going on with what an interrupted conversion left."""
     part: Part = WHOLE
     """Which part of the files this process makes; the one that finishes last writes the root manifest."""
-    buffer: int = 8 << 20
+    buffer: int = 16 << 20
     """Bytes that each worker reads, and writes, at a time; less where all workers together would take too much."""
     sha256: bool = False
     """Write SHA256SUMS beside the finished output."""

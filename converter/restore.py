@@ -43,7 +43,7 @@ class RestoreResult:
     seconds: float
 
 
-def restore(out: Path, folder: Path, workers: int = 8, progress: Progress | None = None) -> RestoreResult:
+def restore(out: Path, folder: Path, workers: int = 4, progress: Progress | None = None) -> RestoreResult:
     """Write the checkpoint in `out` into the new or empty `folder`: the same files with the same tensors in them.
 
     Where all tensors of a file were kept, it comes back byte for byte; tensors that were left out are missing from
@@ -51,6 +51,8 @@ def restore(out: Path, folder: Path, workers: int = 8, progress: Progress | None
     """
     started = time.monotonic()
     _refuse_partial(out)
+    if folder.resolve().is_relative_to(out.resolve()) or out.resolve().is_relative_to(folder.resolve()):
+        raise OutputError(f"{folder} and the output {out} lie in one another; restore into a folder of its own")
     made = _empty_folder(folder)
     try:
         result = check(out, workers=workers)

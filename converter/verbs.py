@@ -46,8 +46,8 @@ def convert(
     part: str | None = None,
     fresh: bool = False,
     sha256: bool = False,
-    buffer: int = 8 << 20,
-    workers: int = 8,
+    buffer: int = 16 << 20,
+    workers: int = 4,
     progress: Progress | None = None,
 ) -> ConvertResult:
     """Write the shard files of a plan, or of the sizes given, into the folder `out`."""

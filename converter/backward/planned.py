@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from converter.backward.gather import Shards
 from converter.findings import Failure
-from converter.output.carry import FAMILY, PLAN
+from converter.output.carry import FAMILY, PLAN, SOURCE
+from converter.streams.hashing import file_digest
 from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.documents.manifest import ROOT
 from shard_plans.documents.plan import read_plan
@@ -30,6 +31,7 @@ def departures(shards: Shards, checkpoint: Checkpoint) -> Iterator[Failure]:
     except ReshardError as error:
         yield Failure(PLAN, None, f"can't be laid out again: {error}")
         return
+    yield from _carried(shards, checkpoint)
     expected = {file.name: file for file in placement.files}
     for manifest in shards.manifests:
         file = expected.pop(manifest.file, None)
@@ -40,6 +42,25 @@ def departures(shards: Shards, checkpoint: Checkpoint) -> Iterator[Failure]:
     if shards.root.partial is None:
         for name in expected:
             yield Failure(name, None, f"is a file that the plan makes, and {ROOT} doesn't list it")
+
+
+def _carried(shards: Shards, checkpoint: Checkpoint) -> Iterator[Failure]:
+    """Configuration, tokenizer and the division into files are the checkpoint's too."""
+    stated = {file.name: file for file in shards.root.carried}
+    for name in sorted(stated.keys() ^ set(checkpoint.carried)):
+        words = "was carried along, but the checkpoint has none" if name in stated else "is in the checkpoint alone"
+        yield Failure(f"{SOURCE}/{name}", None, words)
+    for name in sorted(stated.keys() & set(checkpoint.carried)):
+        size, digest = file_digest(checkpoint.folder / name)
+        if (size, digest) != (stated[name].size, stated[name].xxh3):
+            yield Failure(
+                f"{SOURCE}/{name}", None, f"has the digest {stated[name].xxh3}, the checkpoint's file has {digest}"
+            )
+    ours = {file.name: (file.size, file.header) for file in shards.root.source.files}
+    theirs = {file.name: (file.size, file.header_digest) for file in checkpoint.files}
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
+            yield Failure(ROOT, None, f"tells of the source file {name} as {ours.get(name)}, it is {theirs.get(name)}")
 
 
 def _file(manifest: ShardManifest, file: ShardFile) -> Iterator[Failure]:

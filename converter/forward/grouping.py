@@ -149,3 +149,14 @@ def in_bytes(dtype: str, shape: tuple[int, ...], cuts: tuple[Cut, ...]) -> tuple
         raise PlanError(f"{dtype} {list(shape)} is cut at {cuts[-1].runs}, inside a byte; choose sizes that don't")
     runs = tuple((start * bits // 8, stop * bits // 8) for start, stop in cuts[-1].runs)
     return 1, (*shape[:-1], shape[-1] * bits // 8), (*cuts[:-1], Cut(runs))
+
+
+def needed(cuts: Sequence[Cut]) -> list[tuple[int, int]]:
+    """Half-open ranges of stored indexes that any of the cuts takes, ascending and apart."""
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted((a // cut.repeat, -(-b // cut.repeat)) for cut in cuts for a, b in cut.runs if a < b):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+        else:
+            merged.append((start, stop))
+    return merged

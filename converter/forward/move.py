@@ -8,13 +8,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from pathlib import Path
 
+from converter.forward.batches import merged, read_whole
 from converter.forward.scatter import scatter
 from converter.forward.shard_file import FileLayout
 from converter.forward.units import Slice, Unit
 from converter.output.journal import Journal
 from converter.output.partial import PARTIAL, partial_path, sync
+from converter.streams.buffers import Bytes
 from converter.streams.hashing import CHUNK, Digest, TensorHash, whole_digest
 from converter.streams.reading import Reader, Stamp
 from converter.streams.sink import Sink, Staging
@@ -107,20 +110,40 @@ class Move:
             self.bytes_read += reader.bytes_read
             self.bytes_written += writer.bytes_written
 
-    def unit(self, hands: _Hands, number: int) -> None:
-        """Read what the unit draws on, write and hash its stretches."""
-        unit = self.units[number]
-        sinks = [
-            Sink(hands.writer, self._name(part), part.target.start + part.start, room, self.meter.add)
-            for part, room in zip(unit.slices, hands.staging.shares(len(unit.slices)), strict=True)
-        ]
+    def batch(self, hands: _Hands, numbers: Sequence[int]) -> None:
+        """Read what these units draw on, in the order of the file; write and hash their stretches."""
+        units = [self.units[number] for number in numbers]
+        parts = [part for unit in units for part in unit.slices]
+        rooms = iter(hands.staging.shares([part.stop - part.start for part in parts]))
+        wanted: dict[int, list[tuple[int, int]]] = {}
+        for file, start, stop in merged([found for unit in units for found in read_whole(unit, self.checkpoint)]):
+            wanted.setdefault(file, []).append((start, stop))
+        for file, spans in wanted.items():
+            hands.reader.expect(self.checkpoint.files[file].name, spans)
 
         def fetch(file: int, offset: int, length: int) -> memoryview:
             return hands.reader.fetch(self.checkpoint.files[file].name, offset, length)
 
-        scatter(unit, sinks, self.checkpoint, fetch, self.buffer)
-        digests = b"".join(sink.finish() for sink in sinks)
-        self._keep(unit, digests)
+        turns: list[tuple[tuple[int, int], int]] = [((-1, 0), order) for order in range(len(units))]
+        sinks, steps = [], []
+        for unit in units:
+            sinks.append([self._sink(hands, part, next(rooms)) for part in unit.slices])
+            steps.append(scatter(unit, sinks[-1], self.checkpoint, fetch, self.buffer))
+        while turns:
+            _, order = heappop(turns)
+            place = next(steps[order], None)
+            if place is not None:
+                heappush(turns, (place, order))
+            else:
+                self._done(numbers[order], b"".join(sink.finish() for sink in sinks[order]))
+        hands.reader.forget()
+
+    def _sink(self, hands: _Hands, part: Slice, room: Bytes) -> Sink:
+        return Sink(hands.writer, self._name(part), part.target.start + part.start, room, self.meter.add)
+
+    def _done(self, number: int, digests: bytes) -> None:
+        """The unit's bytes are written: they will be vouched for when they are on the disk."""
+        self._keep(self.units[number], digests)
         with self.meter.lock:
             self._pending[number] = digests
         if time.monotonic() - self._committed >= COMMIT and self._committing.acquire(blocking=False):

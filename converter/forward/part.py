@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from converter.faults import SourceChanged
+from converter.forward.batches import make_batches
 from converter.forward.grouping import make_groups
 from converter.forward.manifests import manifest_name, shard_manifest
 from converter.forward.move import Move, source_stamps
@@ -89,7 +90,7 @@ def _move(move: Move, found: Mapping[int, bytes], workers: int) -> None:
     move.write_headers()
     left = [number for number in range(len(move.units)) if number not in good]
     try:
-        run_all(left, move.worker, move.unit, workers)
+        run_all(make_batches(move.units, left, move.checkpoint, move.buffer), move.worker, move.batch, workers)
     except BaseException:
         move.finish(failed=True)
         raise

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from converter.forward.grouping import Target, in_bytes
+from converter.forward.grouping import Target, in_bytes, needed
 from converter.forward.units import Unit
 from converter.streams.sink import Sink
 from shard_plans.checkpoints.checkpoint import Checkpoint
@@ -23,16 +23,20 @@ Taker = tuple[Sink, tuple[Cut, ...]]
 Rows = tuple[int, int]
 
 
-def scatter(unit: Unit, sinks: Sequence[Sink], checkpoint: Checkpoint, fetch: Fetch, room: int) -> None:
+def scatter(
+    unit: Unit, sinks: Sequence[Sink], checkpoint: Checkpoint, fetch: Fetch, room: int
+) -> Iterator[tuple[int, int]]:
     """Fill the unit's slices, one sink each, from the checkpoint; `room` is the most that is fetched at once.
 
-    Sources go by in the order in which they lie in the targets, so what each sink gets arrives in order.
+    Sources go by in the order in which they lie in the targets, so what each sink gets arrives in order. Before each
+    stored tensor its file and offset are yielded, so that units can take turns in the order of a file.
     """
     group, targets = unit.group, [part.target for part in unit.slices]
     if unit.rows is None:
-        _fill(unit, targets, sinks, checkpoint, fetch, room)
+        yield from _fill(unit, targets, sinks, checkpoint, fetch, room)
     else:
         number = int(group.numbers[0])
+        yield _place(number, checkpoint)
         takers, item, shape = _takers(targets, sinks, 0, number, checkpoint)
         walk = _Walk(fetch, int(checkpoint.file_numbers[number]), item, room)
         walk.walk(int(checkpoint.starts[number]), shape, takers, unit.rows)
@@ -46,15 +50,18 @@ def scatter(unit: Unit, sinks: Sequence[Sink], checkpoint: Checkpoint, fetch: Fe
             )
 
 
+def _place(number: int, checkpoint: Checkpoint) -> tuple[int, int]:
+    return int(checkpoint.file_numbers[number]), int(checkpoint.starts[number])
+
+
 def _fill(
     unit: Unit, targets: Sequence[Target], sinks: Sequence[Sink], checkpoint: Checkpoint, fetch: Fetch, room: int
-) -> None:
+) -> Iterator[tuple[int, int]]:
     """Whole targets, or whole experts of them."""
-    per_expert = max((len(target.sources) for target in targets), default=0)
-    first, last = (0, len(unit.group.numbers)) if unit.experts is None else unit.experts
-    numbers = unit.group.numbers[first * per_expert : last * per_expert] if unit.experts else unit.group.numbers
+    per_expert, numbers = unit.members, unit.numbers
     rows = [0] * len(sinks)
     for step, number in enumerate(numbers.tolist()):
+        yield _place(number, checkpoint)
         place = step % per_expert
         for position, (sink, target) in enumerate(zip(sinks, targets, strict=True)):
             if place == 0:
@@ -125,17 +132,6 @@ class _Walk:
 def _row_made(cuts: tuple[Cut, ...]) -> int:
     """The most elements that one stored row becomes."""
     return cuts[0].repeat * math.prod(cut.length for cut in cuts[1:])
-
-
-def needed(cuts: Sequence[Cut]) -> list[tuple[int, int]]:
-    """Half-open ranges of stored indexes that any of the cuts takes, ascending and apart."""
-    merged: list[tuple[int, int]] = []
-    for start, stop in sorted((a // cut.repeat, -(-b // cut.repeat)) for cut in cuts for a, b in cut.runs if a < b):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
-        else:
-            merged.append((start, stop))
-    return merged
 
 
 def times(cut: Cut, index: int) -> int:

@@ -10,18 +10,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
-from converter.forward.grouping import Group, Target
+from converter.forward.grouping import Group, Numbers, Target
 from converter.streams.hashing import CHUNK, canonical_digest
 from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.checkpoints.dtypes import DTYPE_BITS
 
 UNIT = 64 << 20
 """Bytes of a unit, about: it has at least as many where its group has, and more where borders lie far apart."""
-Places = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +46,17 @@ class Unit:
     def nbytes(self) -> int:
         """Bytes written."""
         return sum(part.stop - part.start for part in self.slices)
+
+    @property
+    def members(self) -> int:
+        """Stored tensors that each target, or each expert of it, is made of."""
+        return max((len(part.target.sources) for part in self.slices), default=0)
+
+    @property
+    def numbers(self) -> Numbers:
+        """The stored tensors that it is made of, in order."""
+        first, last = self.experts or (0, 0)
+        return self.group.numbers[first * self.members : last * self.members] if self.experts else self.group.numbers
 
 
 def make_units(groups: Sequence[Group], checkpoint: Checkpoint, size: int | None = None) -> list[Unit]:
@@ -130,7 +139,7 @@ def _row_units(group: Group, checkpoint: Checkpoint, size: int) -> Iterator[Unit
         first, begun = last, stops
 
 
-def _ends(target: Target, borders: Places) -> Places:
+def _ends(target: Target, borders: Numbers) -> Numbers:
     """How many bytes of the target come of the stored rows before each border; padding comes with the last row."""
     taken = np.zeros(len(borders), np.int64)
     for start, stop in target.sources[0].cuts[0].runs:

@@ -35,7 +35,14 @@ class Handles:
             return handle
         if len(self._open) >= OPEN_FILES:
             os.close(self._open.popitem(last=False)[1])
-        handle = os.open(self.folder / name, self._flags | (DIRECT if direct else 0))
+        flags = self._flags | getattr(os, "O_NONBLOCK", 0) | (DIRECT if direct else 0)  # a pipe isn't waited for
+        try:
+            handle = os.open(self.folder / name, flags)
+        except OSError as error:
+            if error.errno != errno.EMFILE or not self._open:
+                raise
+            self.close()  # very many workers: each makes do with less
+            handle = os.open(self.folder / name, flags)
         self._open[key] = handle
         self.opened(name, handle)
         return handle

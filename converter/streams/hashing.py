@@ -7,6 +7,7 @@ from pathlib import Path
 
 import xxhash
 
+from shard_plans.checkpoints.regular import open_regular
 from shard_plans.documents.digests import CHUNK, canonical_digest, canonical_json
 
 __all__ = ["CHUNK", "Digest", "TensorHash", "canonical_digest", "canonical_json", "file_digest", "hash_bytes"]
@@ -68,9 +69,9 @@ def hash_bytes(data: bytes | bytearray | memoryview) -> str:
 
 
 def file_digest(path: Path) -> tuple[int, str]:
-    """Size and xxh3-128 of a whole file; for headers and documents, not for weights."""
+    """Size and xxh3-128 of a whole file; for headers and documents, not for weights. Raises OSError."""
     state, size = xxhash.xxh3_128(), 0
-    with open(path, "rb") as file:
+    with open(open_regular(path), "rb") as file:
         while data := file.read(READ):
             state.update(data)
             size += len(data)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,9 @@ class Reader(Handles):
         self.bytes_read = 0
         self._sizes, self._stamps = sizes or {}, stamps or {}
         self._buffer: Bytes = aligned(page_up(room) + 2 * PAGE if room else 0)
+        self._window = "", 0, 0
+        """What the buffer holds: of which file, from where, to where."""
+        self._spans: dict[str, tuple[list[int], list[int]]] = {}
 
     def read(self, name: str, offset: int, view: memoryview) -> memoryview:
         """Fill `view` with the bytes from `offset` of the file `name`, and return it. Raises `error` where they end."""
@@ -69,31 +73,70 @@ class Reader(Handles):
         self.bytes_read += wanted
         return view
 
+    def expect(self, name: str, spans: Sequence[tuple[int, int]]) -> None:
+        """Say that all bytes of these ascending spans will be fetched from the file: they are read in large pieces."""
+        self._spans[name] = [start for start, _ in spans], [stop for _, stop in spans]
+
+    def forget(self) -> None:
+        """Expect nothing more, and hold nothing."""
+        self._spans.clear()
+        self._window = "", 0, 0
+
     def fetch(self, name: str, offset: int, length: int) -> memoryview:
         """`length` bytes, at most `room`, from `offset` of the file, past the page cache where the file system can.
 
-        The view is into a buffer that the next call fills again.
+        The view is into a buffer that the next call may fill again.
         """
-        first, stop = page_down(offset), page_up(offset + length)
-        view = self._buffer.data[: stop - first]
+        held, first, end = self._window
+        if held != name or not first <= offset <= offset + length <= end:
+            first, end = self._fill(name, offset, length)
+        self.bytes_read += length
+        place = offset - page_down(first)
+        return self._buffer.data[place : place + length]
+
+    def _fill(self, name: str, offset: int, length: int) -> tuple[int, int]:
+        """Fill the buffer from `offset` on, as far as more is expected; what it holds of that already is moved."""
+        stop = offset + max(length, min(self._expected(name, offset) - offset, self.room))
+        start = page_down(offset)
+        held, first, end = self._window
+        done = 0
+        if held == name and first <= offset < end and not end % PAGE:
+            kept = self._buffer[start - page_down(first) : end - page_down(first)]
+            self._buffer[: len(kept)] = kept  # NumPy sees to it where they overlap
+            done = len(kept)
+        self._window = "", 0, 0
+        handle: int | None = None
         try:
             handle = self.direct(name)
             if handle is None:
-                return self.read(name, offset, view[offset - first : offset - first + length])
-            done = 0
-            while first + done < offset + length:
-                start = page_down(done)  # the end of a file needn't be one of a page
-                got = start + os.preadv(handle, [view[start:]], first + start)
-                if got <= done:
-                    raise self._ended(name, first + done, offset + length)
-                done = got
+                self._read_on(self.get(name), name, start, done, stop, 1)
+                if stop - offset >= DROP and hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(self.get(name), offset, stop - offset, os.POSIX_FADV_DONTNEED)
+            else:
+                self._read_on(handle, name, start, done, stop, PAGE)
         except OSError as error:
             if error.errno in REFUSALS and handle is not None:
                 self.refused(name)
-                return self.fetch(name, offset, length)
+                return self._fill(name, offset, length)
             raise self._unreadable(name, offset, error) from error
-        self.bytes_read += length
-        return view[offset - first : offset - first + length]
+        self._window = name, offset, stop
+        return offset, stop
+
+    def _read_on(self, handle: int, name: str, start: int, done: int, stop: int, unit: int) -> None:
+        """Read the file from `start` + `done` to `stop`, into the buffer that begins with `start`."""
+        size = -(-(stop - start) // unit) * unit
+        while start + done < stop:
+            place = done - done % unit  # the end of a file needn't be one of a page
+            got = place + os.preadv(handle, [self._buffer.data[place:size]], start + place)
+            if got <= done:
+                raise self._ended(name, start + done, stop)
+            done = got
+
+    def _expected(self, name: str, offset: int) -> int:
+        """Up to where bytes from `offset` on are expected."""
+        starts, stops = self._spans.get(name, ([], []))
+        number = bisect_right(starts, offset) - 1
+        return max(offset, stops[number]) if number >= 0 else offset
 
     def opened(self, name: str, handle: int) -> None:
         """Raise unless the file is the one that it should be."""

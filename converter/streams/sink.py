@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
-from converter.streams.buffers import PAGE, Bytes, aligned, page_down
+from converter.streams.buffers import PAGE, Bytes, aligned, page_down, page_up
 from converter.streams.hashing import TensorHash
 from converter.streams.writing import Writer
 
@@ -83,9 +84,15 @@ class Staging:
     def __init__(self, size: int) -> None:
         self._room = aligned(size)
 
-    def shares(self, count: int) -> list[Bytes]:
-        """Memory for each of `count` sinks, whole pages of equal length."""
-        share = max(PAGE, page_down(len(self._room) // max(count, 1)))
-        if share * count > len(self._room):
-            self._room = aligned(share * count)
-        return [self._room[number * share : (number + 1) * share] for number in range(count)]
+    def shares(self, sizes: Sequence[int]) -> list[Bytes]:
+        """Memory for sinks that will take so many bytes: whole pages, no more than they need, else equal parts."""
+        counts = [PAGE] * len(sizes)
+        left = len(self._room)
+        for done, number in enumerate(sorted(range(len(sizes)), key=lambda number: sizes[number])):
+            fair = page_down(left // (len(sizes) - done))
+            counts[number] = max(PAGE, min(page_up(sizes[number]), fair))
+            left -= counts[number]
+        if sum(counts) > len(self._room):
+            self._room = aligned(sum(counts))
+        ends = list(accumulate(counts, initial=0))
+        return [self._room[start:stop] for start, stop in pairwise(ends)]

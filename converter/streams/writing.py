@@ -31,7 +31,8 @@ class Writer(Handles):
     def write(self, name: str, offset: int, data: memoryview, aligned: bool = False) -> None:
         """Write all of `data` at `offset` of the file `name`; `aligned` says that the memory begins at a page."""
         try:
-            if not (aligned and len(data) and whole_pages(offset, len(data)) and self._direct(name, offset, data)):
+            large = aligned and len(data) >= EARLY and whole_pages(offset, len(data))
+            if not (large and self._direct(name, offset, data)):
                 handle, done = self.get(name), 0
                 while done < len(data):
                     done += os.pwrite(handle, data[done:], offset + done)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from shard_plans.checkpoints.regular import open_regular
 from shard_plans.documents.digests import CHUNK
 from shard_plans.errors import ReshardError, RuntimeFault
 
@@ -47,7 +48,7 @@ def as_stored(flat: Tensor, dtype: str, shape: Sequence[int]) -> Tensor:
 def open_file(path: Path, error: type[ReshardError]) -> int:
     """A file descriptor to read `path` by; `error` where that can't be done."""
     try:
-        return os.open(path, os.O_RDONLY)
+        return open_regular(path)
     except OSError as fault:
         raise error(f"{path} can't be opened: {fault.strerror}") from fault
 

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 import xxhash
 
 from shard_plans.checkpoints.dtypes import DTYPE_BITS
+from shard_plans.checkpoints.regular import open_regular
 from shard_plans.errors import CheckpointError
 
 HEADER_LIMIT = 100_000_000
@@ -113,7 +113,7 @@ def read_header(path: Path, kinds: Kinds) -> Header:
 
 def _read_text(path: Path) -> tuple[str, bytes, int]:
     try:
-        with open(path, "rb", opener=_open_regular) as file:
+        with open(open_regular(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, HEADER_LIMIT):
@@ -130,15 +130,6 @@ def _read_text(path: Path) -> tuple[str, bytes, int]:
         return raw.decode("utf-8"), raw, size
     except UnicodeDecodeError as error:
         raise CheckpointError(f"the header of {path} isn't UTF-8 at byte {error.start}") from error
-
-
-def _open_regular(path: str, flags: int) -> int:
-    # non-blocking, so that a pipe in place of a file is refused instead of waited for
-    handle = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise CheckpointError(f"{path} isn't a regular file")
-    return handle
 
 
 def _fields(entry: Any) -> tuple[str, list[int], list[int]]:

@@ -10,6 +10,7 @@ from typing import Any
 import xxhash
 
 from shard_plans.checkpoints.headers import brief, load_json
+from shard_plans.checkpoints.regular import open_regular
 from shard_plans.documents.digests import canonical_digest
 from shard_plans.documents.manifest_records import (
     ROOT,
@@ -102,7 +103,7 @@ def load_manifest(path: Path) -> Any:
 
 def _read(path: Path) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             raw = file.read(MANIFEST_LIMIT + 1)
     except FileNotFoundError:
         raise ManifestError(f"{path} is missing; the folder holds no finished conversion") from None

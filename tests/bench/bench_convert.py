@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tp", type=int, default=8)
     parser.add_argument("--ep", type=int, default=8)
-    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--folder", type=Path, help="where to make the files; default: a temporary folder")
     parser.add_argument("--plain", action="store_true", help="also load everything and save_file, in the last round")
     parser.add_argument("--child", nargs=2, type=Path, help=argparse.SUPPRESS)

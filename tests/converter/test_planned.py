@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from converter.check import check
+from converter.restore import restore
+from shard_plans.errors import OutputError
 from shard_plans.placement.experts import ExpertPlacement
 from tests.conftest import MakeCheckpoint
 from tests.tools import tamper
@@ -80,3 +83,35 @@ def test_a_file_lost_from_one_replica(output: Path, tiny: MakeCheckpoint) -> Non
         (output / name).unlink()
     tamper.seal(output, forget)
     assert any(file in where and "doesn't list it" in reason for where, _, reason in reasons(output, tiny("mixtral")))
+
+
+def test_carried_files_and_their_division_are_the_checkpoints(own_tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    """Weights alone don't make a checkpoint: a new tokenizer under the same weights is another revision."""
+    source, out = own_tiny("mixtral"), tmp_path / "out"
+    (source / "tokenizer_config.json").write_text("{}")
+    converted(source, out)
+    (source / "tokenizer_config.json").write_text('{"changed": 1}')
+    assert [(where, "has the digest" in words) for where, _, words in reasons(out, source)] == [
+        ("source/tokenizer_config.json", True)
+    ]
+    with pytest.raises(OutputError, match=r"its bytes differ .*source/tokenizer_config.json"):
+        converted(source, out)
+    (source / "tokenizer_config.json").unlink()
+    assert "the checkpoint has none" in reasons(out, source)[0][2]
+    (source / "chat_template.jinja").write_text("x")
+    assert len(reasons(out, source)) == 2
+
+
+@pytest.mark.parametrize("name", ["plan.yaml", "stage-0-tp-0.safetensors", "stage-0-tp-0.json", "source/config.json"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tiny: MakeCheckpoint, tmp_path: Path, name: str) -> None:
+    converted(tiny("llama"), tmp_path / "out")
+    (tmp_path / "out" / name).unlink()
+    os.mkfifo(tmp_path / "out" / name)
+    assert Path(name).name in " ".join(where for where, _, _ in reasons(tmp_path / "out", tiny("llama")))
+
+
+def test_restore_keeps_out_of_the_output(tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    converted(tiny("llama"), tmp_path / "out")
+    for folder in (tmp_path / "out" / "source" / "x", tmp_path):
+        with pytest.raises(OutputError, match="lie in one another"):
+            restore(tmp_path / "out", folder)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import reduce
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,113 +17,16 @@ from hypothesis import strategies as st
 
 from converter.backward.gather import Held, blocks, growth, items, overlap, pick, put, whole
 from converter.forward import units
-from converter.forward.grouping import Group, Target, in_bytes, make_groups
-from converter.forward.scatter import needed, parts, scatter, times
+from converter.forward.grouping import Group, Target, in_bytes, make_groups, needed
+from converter.forward.scatter import parts, scatter, times
 from converter.forward.shard_file import lay_out
 from converter.forward.units import make_units
 from converter.streams.hashing import CHUNK, TensorHash
-from converter.streams.sink import Sink
 from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.documents.manifest import ManifestTensor, Piece
 from shard_plans.errors import PlanError
-from shard_plans.placement.shards import Cut, ShardFile, ShardTensor, Source
-
-Array = np.ndarray[Any, np.dtype[Any]]
-
-
-class Collect(Sink):
-    """Keeps what arrives, in the order in which it arrives."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    @property
-    def seen(self) -> int:  # noqa: D102
-        return len(self.data)
-
-    def take(self, piece: Array) -> None:  # noqa: D102
-        self.data += piece.tobytes()
-
-    def zeros(self, count: int) -> None:  # noqa: D102
-        assert count >= 0
-        self.data += bytes(count)
-
-
-@dataclass(frozen=True)
-class Case:
-    """Stored tensors of one shape, and shard tensors that are made of all of them."""
-
-    shape: tuple[int, ...]
-    stacked: bool
-    experts: int
-    members: int
-    cuts: Sequence[Sequence[tuple[Cut, ...]]]
-    """Of each shard tensor, of each member."""
-    padding: int
-    buffer: int
-    chunk: int = 4 << 20
-    unit: int = 64 << 20
-
-
-def a_cut(size: int, repeat: int) -> st.SearchStrategy[Cut]:
-    borders = st.lists(st.integers(0, size * repeat), max_size=4).map(lambda b: sorted(b)[: len(b) // 2 * 2])
-    return borders.map(lambda b: Cut(tuple(zip(b[::2], b[1::2], strict=True)), repeat))
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> Case:
-    shape = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=3)))
-    members = draw(st.integers(1, 3))
-    cuts = []
-    for _ in range(draw(st.integers(1, 3))):
-        repeats = [draw(st.sampled_from([1, 1, 2, 3])) for _ in shape]
-        rest = [draw(a_cut(size, repeat)) for size, repeat in zip(shape[1:], repeats[1:], strict=True)]
-        cuts.append([(draw(a_cut(shape[0], repeats[0])), *rest) for _ in range(members)])
-    stacked = draw(st.booleans())
-    experts = draw(st.integers(1, 3)) if stacked else 1
-    return Case(
-        shape, stacked, experts, members, cuts, draw(st.integers(0, 2)), draw(st.sampled_from([2, 8, 64, 4096])),
-        draw(st.sampled_from([2, 8, 4096])), draw(st.sampled_from([1, 16, 4096])),
-    )  # fmt: skip
-
-
-def taken(stored: Array, cuts: tuple[Cut, ...]) -> Array:
-    """What cuts mean, said in the plainest way."""
-    for axis, cut in enumerate(cuts):
-        indexes = [place // cut.repeat for start, stop in cut.runs for place in range(start, stop)]
-        stored = np.take(stored, np.array(indexes, np.int64), axis)
-    return stored
-
-
-def store(case: Case) -> tuple[Checkpoint, bytes]:
-    """A checkpoint of the case's stored tensors, members of one expert after the other, and its only file."""
-    count = case.members * case.experts
-    size = math.prod(case.shape) * 2
-    data = np.random.default_rng(0).bytes(size * count)
-    names = [f"e.{n // case.members}.m{n % case.members}" for n in range(count)]
-    starts = np.arange(count, dtype=np.int64) * size
-    checkpoint = Checkpoint(
-        Path("nowhere"), {}, "", (), names, ["BF16"] * count, [case.shape] * count, np.zeros(count, np.int32), starts,
-        np.full(count, size, np.int64), {name: n for n, name in enumerate(names)}, size * count, "0" * 32, (),
-    )  # fmt: skip
-    return checkpoint, data
-
-
-def shard_tensors(case: Case) -> list[ShardTensor]:
-    tensors = []
-    for number, members in enumerate(case.cuts):
-        sources, row = [], 0
-        for member, cuts in enumerate(members):
-            ids = np.arange(case.experts, dtype=np.int64) * case.members + member
-            pattern = f"e.{{expert}}.m{member}" if case.stacked else f"e.0.m{member}"
-            at = (row, *(0 for _ in cuts[1:]))
-            sources.append(Source(pattern, tuple(range(case.experts)) if case.stacked else None, cuts, at, ids))
-            row += cuts[0].length + case.padding
-        shape = (row, *(cut.length for cut in members[0][1:]))
-        tensors.append(
-            ShardTensor(f"t{number}", "BF16", (case.experts, *shape) if case.stacked else shape, tuple(sources))
-        )
-    return tensors
+from shard_plans.placement.shards import Cut, ShardFile, ShardTensor
+from tests.tools.cases import Array, Case, Collect, cases, shard_tensors, store, taken
 
 
 def scattered(case: Case) -> tuple[Checkpoint, bytes, list[ShardTensor], list[bytes], int]:
@@ -148,7 +50,8 @@ def scattered(case: Case) -> tuple[Checkpoint, bytes, list[ShardTensor], list[by
         made = make_units(groups, checkpoint, case.unit)
     for unit in made:
         sinks = [Collect() for _ in unit.slices]
-        scatter(unit, sinks, checkpoint, fetch, case.buffer)
+        for _ in scatter(unit, sinks, checkpoint, fetch, case.buffer):
+            pass
         for part, sink in zip(unit.slices, sinks, strict=True):
             assert part.start % case.chunk == 0
             assert not any(found[part.target.index][part.start : part.stop])
@@ -288,7 +191,7 @@ def test_a_tensor_without_sources_is_all_padding() -> None:
     group = Group(np.zeros(0, np.int64), (Target(0, 0, tensor, (), 0),))
     checkpoint = store(Case((1,), False, 1, 1, [], 0, 8))[0]
     (unit,) = make_units([group], checkpoint)
-    scatter(unit, [sink], checkpoint, lambda *_: memoryview(b""), 8)
+    assert list(scatter(unit, [sink], checkpoint, lambda *_: memoryview(b""), 8)) == []
     assert sink.data == bytes(64)
 
 

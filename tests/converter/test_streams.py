@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -93,7 +94,7 @@ def test_what_a_sink_takes_is_written_and_hashed(
     path.write_bytes(bytes(start + SIZE + PAGE))
     items = np.frombuffer(DATA, np.uint16)
     with file_system(mode), Writer(folder) as writer:
-        sink = Sink(writer, path.name, start, Staging(room * PAGE).shares(1)[0], lambda _: None)
+        sink = Sink(writer, path.name, start, Staging(room * PAGE).shares([SIZE + PAGE])[0], lambda _: None)
         for first, last in pairwise([0, *sorted(borders), len(items)]):
             whole = (last - first) // columns * columns
             wide = np.zeros((whole // columns, columns + 2), np.uint16)  # not contiguous, as after a column cut
@@ -136,8 +137,44 @@ def test_another_file_of_the_name_is_noticed(tmp_path: Path) -> None:
         reader.fetch("file", 0, 10)
 
 
-def test_many_sinks_get_a_page_each() -> None:
-    shares = Staging(8 * PAGE).shares(100)
+def test_a_worker_makes_do_with_fewer_open_files(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / str(number)).write_bytes(DATA)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(int(name) for name in os.listdir("/proc/self/fd"))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 12, before[1]))
+        with Reader(tmp_path, CheckpointError, room=PAGE) as reader:
+            for number in range(80):
+                assert reader.fetch(str(number % 40), 100, 50) == DATA[100:150]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_sinks_share_memory_by_what_they_need() -> None:
+    shares = Staging(8 * PAGE).shares([1] * 100)
     assert {len(share) for share in shares} == {PAGE}
     assert not any(share.ctypes.data % PAGE for share in shares)
-    assert len(Staging(8 * PAGE).shares(3)[0]) == 2 * PAGE
+    assert [len(share) // PAGE for share in Staging(8 * PAGE).shares([10**6, 5, 10**6, PAGE + 1])] == [2, 1, 3, 2]
+    assert [len(share) // PAGE for share in Staging(8 * PAGE).shares([10**6])] == [8]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(
+    borders=st.lists(st.integers(0, SIZE), max_size=6),
+    steps=st.lists(st.integers(1, 2 * PAGE), min_size=1, max_size=20),
+    skip=st.sampled_from([0, 0, 1, 5000]),
+)
+def test_what_is_expected_is_read_ahead_and_right(
+    tmp_path_factory: pytest.TempPathFactory, mode: str, borders: list[int], steps: list[int], skip: int
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    (folder / "ahead").write_bytes(DATA)
+    ends = sorted({*borders, SIZE})
+    with file_system(mode), Reader(folder, CheckpointError, room=2 * PAGE) as reader:
+        reader.expect("ahead", list(zip(ends[::2], ends[1::2], strict=False)))
+        place = 0
+        for length in steps:
+            length = min(length, SIZE - place)
+            assert reader.fetch("ahead", place, length) == DATA[place : place + length]
+            place = min(SIZE, place + length + skip)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from converter.forward import move, units
-from tests.tools.converted import small_chunks
+from tests.tools.converted import converted, small_chunks
 
 CALLS = ("pwrite", "write", "fsync", "rename", "unlink", "open")
 """Calls by which a conversion changes what lies on the disk, or asks for it to be there."""
@@ -92,3 +92,28 @@ def forked(work: Callable[[], object], kill_after: float | None = None, report: 
         time.sleep(kill_after)
         os.kill(child, signal.SIGKILL)
     return wait(child)
+
+
+def killed(folder: Path, out: Path, sizes: dict[str, int], call: int, workers: int = 2) -> bool:
+    """Convert in a child that is killed before its call of that number; whether it was."""
+
+    def work() -> None:
+        at_call(CALLS, call, die)
+        converted(folder, out, sizes, workers=workers)
+
+    code = forked(work)
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
+
+
+def calls(folder: Path, out: Path, sizes: dict[str, int], workers: int = 2) -> int:
+    """How many calls an undisturbed conversion makes."""
+
+    def work() -> int:
+        count = at_call(CALLS, -1, die)
+        converted(folder, out, sizes, workers=workers)
+        return count()
+
+    report = out.with_name("calls")
+    assert forked(work, report=report) == 0
+    return int(report.read_text())
