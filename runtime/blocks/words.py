@@ -83,11 +83,11 @@ def check_layer(model: Model, layer: Layer) -> None:
         if layer.words.get(word) is None:
             raise RuntimeFault(f"{where}: the family table {model.family} gives no {word}")
     groups, chosen = layer.words.get("groups") or 1, layer.words.get("topk_groups") or 1
+    experts = model.sizes.get("experts", 0)
     whole = type(groups) is int and type(chosen) is int
-    if groups != 1 and not (whole and 1 <= chosen <= groups and model.sizes["experts"] % groups == 0):
+    if groups != 1 and not (whole and 1 <= chosen <= groups and experts % groups == 0):
         raise RuntimeFault(
-            f"{where}: {chosen} of {groups} groups of {model.sizes['experts']} experts; whole numbers that divide them "
-            f"are needed"
+            f"{where}: {chosen} of {groups} groups of {experts} experts; whole numbers that divide them are needed"
         )
     if groups > 1 and layer.words.get("group_score") is None:
         raise RuntimeFault(f"{where}: the family table {model.family} gives groups but no group_score")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runtime import run as verb
+from runtime import request as verb
 from runtime.blocks import ffn, forward, kda, moe
 from runtime.blocks.context import RankContext
 from runtime.blocks.linear import column_linear
