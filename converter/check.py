@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import xxhash
@@ -79,7 +80,8 @@ def check(out: Path, deep: Path | None = None, workers: int = 4, progress: Progr
             if not failures:  # else the fault is named already, and its consequences would hide it
                 failures += departures(shards, checkpoint)
     tensors = sum(len(manifest.tensors) for manifest in manifests)
-    return summed_up(len(root.files), tensors, failures, _absent(out, root))
+    result = summed_up(len(root.files), tensors, failures, _absent(out, root))
+    return replace(result, skipped=sum(item.count for item in root.skipped))
 
 
 _SHORT = "is cut short or lost:"

@@ -10,7 +10,7 @@ import click
 
 from converter.report import show_check, show_convert, show_restore
 from converter.verbs import check, convert, restore
-from shard_plans.console import emit, progress
+from shard_plans.console import emit, progress, remark
 from shard_plans.options import SIZES, Verb, contradictions, family_option, json_option, sizes_options
 
 
@@ -39,6 +39,8 @@ def convert_command(
         raise click.UsageError(f"--plan contradicts {', '.join(clash)}: the plan says it already")
     with progress("converting") as advance:
         result = convert(checkpoint, out, plan, progress=advance, buffer=buffer << 20, **options)
+    if result.fits is False:
+        remark("this plan doesn't fit its cards; reshard plan-memory CHECKPOINT --plan FILE counts what is too much")
     if as_json:
         emit(asdict(result))
     else:

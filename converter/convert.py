@@ -54,6 +54,8 @@ class ConvertResult:
     """Which part was made, as `2/8`, where not everything; then `tensors` are those of its files."""
     missing: tuple[int, ...] = ()
     """Parts that aren't made yet; the root manifest is written when there are none."""
+    fits: bool | None = None
+    """Whether the plan's ranks fit its cards, as counted now; None without a cluster."""
 
 
 def convert(

@@ -31,6 +31,8 @@ class CheckResult:
     failures: tuple[Failure, ...]
     absent: tuple[int, ...] = ()
     """Ranks of the plan that a partial output doesn't hold: nothing was checked for them."""
+    skipped: int = 0
+    """Stored tensors that the plan leaves out on purpose: no rank holds them, so none was compared."""
 
 
 def summed_up(files: int, tensors: int, failures: Iterable[Failure], absent: tuple[int, ...] = ()) -> CheckResult:

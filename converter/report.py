@@ -39,6 +39,10 @@ def show_check(result: CheckResult, deep: bool) -> None:
     console.print(f"{verdict}: {result.files} files, {result.tensors:,} tensors ({what})")
     if result.absent:
         console.print(f"not there, so not checked: ranks {format_ids(result.absent)} (converted with --ranks)")
+    if result.skipped:
+        console.print(
+            f"left out by the plan, so not compared: {result.skipped:,} stored tensors (manifest.json names them)"
+        )
     for failure in result.failures:
         where = ", ".join(word for word in (failure.file, failure.tensor) if word)
         console.print(f"  {where}: {failure.reason}", markup=False)
@@ -47,3 +51,5 @@ def show_check(result: CheckResult, deep: bool) -> None:
 def show_restore(result: RestoreResult) -> None:
     """What was put together."""
     out().print(f"{result.tensors:,} tensors, {size(result.bytes_written)} in {result.files} files")
+    if result.dropped:
+        out().print(f"{result.dropped:,} tensors of the source are missing: the plan left them out")

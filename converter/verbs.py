@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
@@ -64,7 +65,8 @@ def convert(
     check_plan(plan, binding)
     placement = place(binding, plan)
     plan = with_ledger(plan, binding)
-    return convert_placed(binding.checkpoint, binding, plan, placement, Path(out), workers, progress, options)
+    result = convert_placed(binding.checkpoint, binding, plan, placement, Path(out), workers, progress, options)
+    return replace(result, fits=plan.fits)
 
 
 def _part(text: str | None) -> Part:

@@ -18,6 +18,7 @@ from shard_plans.families.binding import Binding
 from shard_plans.placement.place import place
 from shard_plans.placement.shards import ShardTensor
 from tests.conftest import MakeCheckpoint
+from tests.tools.cli import RunCli
 from tests.tools.converted import bound, contents, converted
 from tests.tools.plans import make_plan, plan_id
 
@@ -159,3 +160,16 @@ def test_a_doubled_embedding_is_compared(own_tiny: MakeCheckpoint, tmp_path: Pat
         converted(doubled(folder, False), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     converted(doubled(folder, True), tmp_path / "out")
+
+
+def test_what_a_plan_leaves_out_and_what_does_not_fit_is_said(
+    tiny: MakeCheckpoint, tmp_path: Path, run_cli: RunCli
+) -> None:
+    source, out, plan = tiny("deepseek_v3_mtp"), tmp_path / "out", tmp_path / "plan.yaml"
+    run_cli("plan-memory", source, "--cluster", "1x1:1MB", "--mtp", "drop", "-o", plan, code=1)
+    ran = run_cli("convert", source, out, "--plan", plan, "--json")
+    assert ran.json["fits"] is False and "doesn't fit its cards" in ran.stderr
+    checked = run_cli("check", out, "--deep", source)
+    assert f"not compared: {ran.json['skipped']} stored tensors" in checked.stdout
+    assert run_cli("check", out, "--json").json["skipped"] == ran.json["skipped"] > 0
+    assert f"{ran.json['skipped']} tensors of the source are missing" in run_cli("restore", out, tmp_path / "b").stdout
