@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from runtime.verbs import verify_and_run
-
     from converter.verbs import check, convert, restore
+    from runtime.verbs import verify_and_run
     from shard_plans.documents.plan import Plan, read_plan, write_plan
     from shard_plans.errors import ReshardError
     from shard_plans.verbs import count_memory, inspect, plan_memory
