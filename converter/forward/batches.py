@@ -28,7 +28,8 @@ Range = tuple[int, int, int]
 def make_batches(units: Sequence[Unit], numbers: Sequence[int], checkpoint: Checkpoint, room: int) -> list[list[int]]:
     """The units of these numbers in batches, in the order of what they read; `room` is what is gathered for writing."""
     batches: list[list[int]] = []
-    file, end, size, gathered = -2, 0, 0, 0
+    file: int | None = None
+    end = size = gathered = 0
     for number in numbers:
         unit = units[number]
         where, first, last = _span(unit, checkpoint)

@@ -9,11 +9,17 @@ from pathlib import Path
 import pytest
 
 from converter.check import check
+from converter.forward.batches import make_batches
+from converter.forward.grouping import make_groups
+from converter.forward.shard_file import lay_out
+from converter.forward.units import make_units
 from converter.output.parts import LOCK, MARKER
 from shard_plans.errors import CheckpointError, OutputError
+from shard_plans.placement.place import place
 from tests.conftest import MakeCheckpoint
 from tests.tools import crash, tamper
-from tests.tools.converted import contents, converted
+from tests.tools.converted import bound, contents, converted
+from tests.tools.plans import make_plan
 
 JOURNAL = "conversion.journal"
 
@@ -195,3 +201,14 @@ def test_a_crash_at_the_very_end_does_no_harm(tiny: MakeCheckpoint, tmp_path: Pa
     assert check(tmp_path / "out").passed
     assert converted(tiny("llama"), tmp_path / "out").bytes_written == 0
     assert not any((tmp_path / "out" / name).exists() for name in (JOURNAL, MARKER, LOCK))
+
+
+def test_batches_begin_with_any_unit(tiny: MakeCheckpoint) -> None:
+    """What is left to do may begin with rows of any stored tensor; every unit is in one batch."""
+    binding = bound(tiny("llama_single"))
+    layouts = [lay_out(file, "0" * 32, "0" * 32) for file in place(binding, make_plan(binding)).files]
+    units = make_units(make_groups(layouts, binding.checkpoint), binding.checkpoint)
+    for first in range(len(units)):
+        left = list(range(first, len(units)))
+        batches = make_batches(units, left, binding.checkpoint, 1 << 20)
+        assert [number for batch in batches for number in batch] == left
