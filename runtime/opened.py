@@ -10,9 +10,10 @@ from shard_plans.checkpoints.checkpoint import read_small
 from shard_plans.checkpoints.headers import load_json
 from shard_plans.documents.manifest import CarriedFile, Manifest, read_manifest, read_shard_manifest
 from shard_plans.documents.plan import Plan, plan_digest, read_plan
-from shard_plans.errors import CheckpointError, ManifestError
+from shard_plans.errors import CheckpointError, ManifestError, RuntimeFault
 from shard_plans.families.family import Family, load_family
 from shard_plans.families.model import Model, bind_model
+from shard_plans.placement.experts import format_ids
 
 SOURCE = "source"
 """Folder of the files that were carried along."""
@@ -37,7 +38,7 @@ class Opened:
 def open_output(out: Path) -> Opened:
     """Read the documents of `out`, each checked against the digest that the root manifest states.
 
-    Raises ManifestError where one is missing, was changed, or belongs elsewhere.
+    Raises ManifestError where one is missing, was changed, or belongs elsewhere, RuntimeFault where ranks are missing.
     """
     root = read_manifest(out)
     for document in root.documents:
@@ -50,6 +51,11 @@ def open_output(out: Path) -> Opened:
         raise ManifestError(
             f"{out / 'plan.yaml'} has the digest {plan_digest(plan)}, the manifest was written for {root.plan}; "
             "convert again with the plan that you want"
+        )
+    if root.partial is not None:
+        raise RuntimeFault(
+            f"{out} was converted with --ranks and holds ranks {format_ids(root.partial)} of {plan.grid.world} alone; "
+            f"a forward pass needs all of them"
         )
     if len(root.ranks) != plan.grid.world or any(
         entry.at != plan.grid.coordinate(rank) for rank, entry in enumerate(root.ranks)

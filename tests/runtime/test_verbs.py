@@ -56,3 +56,9 @@ def test_the_side_of_a_limit_is_said(output: Path, tiny: MakeCheckpoint, run_cli
         for check in run_cli(*arguments, code=None).json["checks"]:
             sides[compute, check["name"]] = check["bound"]
     assert sides["float32", "logits"] == "most" and sides["bfloat16", "logits"] == "least"
+
+
+def test_an_output_of_some_ranks_alone_is_not_run(tiny: MakeCheckpoint, tmp_path: Path, run_cli: RunCli) -> None:
+    run_cli("convert", tiny("llama"), tmp_path / "out", "--tp", 2, "--pp", 3, "--ranks", "2-3")
+    ran = run_cli("verify-and-run", tmp_path / "out", code=2)
+    assert "holds ranks 2-3 of 6 alone" in ran.stderr
