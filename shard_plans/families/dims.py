@@ -16,6 +16,8 @@ from shard_plans.errors import FamilyError, GridError
 AXES = ("tp", "ep", "etp")
 _TOKEN = re.compile(r"\s*([A-Za-z_][A-Za-z_0-9]*|[0-9]+|[()*+])")
 _MAX_RUNS = 1 << 16
+MOST_WORDS = 100
+"""Names, numbers and signs of one dimension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,9 @@ def parse_dim(text: str) -> Dim:
     at = 0
     while at < len(text.rstrip()):
         match = _TOKEN.match(text, at)
-        if match is None or len(tokens) > 100:
+        if len(tokens) == MOST_WORDS:
+            raise FamilyError(f"dimension {text[:60]!r}... has more than {MOST_WORDS} words")
+        if match is None:
             raise FamilyError(f"dimension {text!r} can't be read at {text[at:]!r}")
         tokens.append(match[1])
         at = match.end()

@@ -78,7 +78,7 @@ def test_shares_cover_the_dimension(text: str) -> None:
     try:
         dim = parse_dim(text)
     except FamilyError as error:
-        assert "cuts one product twice" in str(error)
+        assert "cuts one product twice" in str(error) or "more than 100 words" in str(error)
         return
     whole, sizes = extent(dim, SIZES), SIZES
     seen = np.zeros(whole, int)
