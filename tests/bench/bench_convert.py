@@ -165,6 +165,9 @@ def one_round(source: Path, folder: Path, options: argparse.Namespace, last: boo
     found["raw direct copy"] = ways.raw_copy(source, folder / "copy", 2)
     shutil.rmtree(folder / "copy")
     ways.evict(source)
+    found["plain file copy"] = ways.plain_copy(source, folder / "copy")
+    shutil.rmtree(folder / "copy")
+    ways.evict(source)
     found |= {f"convert {key}": value for key, value in measured(source, folder / "out", options).items()}
     ways.evict(folder / "out")
     found["raw direct read"] = ways.raw_read(folder / "out", 2)
