@@ -24,6 +24,8 @@ class Family:
     """Values of config.model_type."""
     expect: Mapping[str, tuple[Any, ...]]
     """Config keys (`.nested` too) that may be absent, but if present must hold one of these values."""
+    defaults: Mapping[str, Any]
+    """What a config means that lacks the key."""
     sizes: Mapping[str, Any]
     """Size -> expression, or a list of alternatives."""
     uneven: Mapping[str, str]
@@ -120,7 +122,7 @@ def _merge(base: dict[str, Any], change: dict[str, Any], where: str, trail: str 
 def _is_section(trail: str, key: str) -> bool:
     """Whether the dictionary under this key is merged key by key (rather than replaced as one value)."""
     if not trail:
-        return key in ("expect", "sizes", "uneven", "layers", "tensors", "blocks", "holes")
+        return key in ("expect", "defaults", "sizes", "uneven", "layers", "tensors", "blocks", "holes")
     return trail in ("tensors / ", "blocks / ")
 
 
@@ -148,8 +150,9 @@ def parse_family(table: dict[str, Any]) -> Family:
     if roles.count("embed") != 1 or roles.count("norm") != 1 or roles.count("head") != 1:
         raise FamilyError(f"family {table['family']}: there must be one row each of the roles embed, norm and head")
     blocks = tuple((None if text == "model" else parse_section(text), words) for text, words in table["blocks"].items())
+    expect = {key: tuple(values) for key, values in table.get("expect", {}).items()}
     return Family(
-        table["family"], tuple(table["match"]), {key: tuple(values) for key, values in table.get("expect", {}).items()},
-        table["sizes"], table.get("uneven", {}), count, mtp, layers, tuple(rows), blocks, table.get("text"),
-        table.get("stored"), table.get("holes", {}), dump_yaml(table),
+        table["family"], tuple(table["match"]), expect, table.get("defaults", {}), table["sizes"],
+        table.get("uneven", {}), count, mtp, layers, tuple(rows), blocks, table.get("text"), table.get("stored"),
+        table.get("holes", {}), dump_yaml(table),
     )  # fmt: skip

@@ -101,13 +101,14 @@ def bind_model(family: Family, config: Mapping[str, Any]) -> Model:
 
 
 def lookup(family: Family, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Where the table's keys are looked up: its text section, and behind that the root."""
+    """Where the table's keys are looked up: its text section, behind that the root, behind that its defaults."""
     section = config.get(family.text) if family.text is not None else None
     if family.text is not None and not isinstance(section, Mapping):
         raise ConfigError(
             f"config.json lacks the section {family.text!r}, in which the family {family.name} is described"
         )
-    return {**config, **{key: value for key, value in (section or {}).items() if value is not None}}
+    layers: tuple[Mapping[str, Any], ...] = (family.defaults, config, section or {})
+    return {key: value for layer in layers for key, value in layer.items() if value is not None}
 
 
 def holds(condition: str | None, config: Mapping[str, Any], sizes: Mapping[str, int]) -> bool:

@@ -25,6 +25,7 @@ FAMILY_SCHEMA: dict[str, Any] = {
         "match": {"type": "array", "items": {"type": "string"}, "minItems": 1},
         "extends": _NAME,
         "expect": {"type": "object", "additionalProperties": {"type": "array", "minItems": 1}},
+        "defaults": {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}},
         "sizes": {"type": "object", "propertyNames": _NAME, "additionalProperties": {"anyOf": [_EXPRESSION, _REMOVED]}},
         "uneven": {
             "type": "object",

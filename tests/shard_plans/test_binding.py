@@ -16,6 +16,7 @@ from shard_plans.checkpoints.checkpoint import open_checkpoint
 from shard_plans.errors import CheckpointError, ConfigError, FamilyError, ReshardError
 from shard_plans.families.binding import Binding, bind
 from shard_plans.families.family import load_family
+from shard_plans.families.model import lookup
 from tests.checkpoints.variants import VARIANTS
 from tests.conftest import MakeCheckpoint
 
@@ -227,3 +228,11 @@ def test_a_lost_head_is_not_taken_for_a_tied_one(tmp_path: Path) -> None:
     )
     with pytest.raises(CheckpointError, match=r"lm_head.weight is missing, .* say that it is tied"):
         bound(folder)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3"])
+def test_a_config_without_rope_theta_means_what_transformers_means(name: str) -> None:
+    from transformers import AutoConfig
+
+    wanted = AutoConfig.for_model(name).rope_parameters["rope_theta"]
+    assert lookup(load_family({"model_type": name}), {})["rope_theta"] == wanted
