@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +67,6 @@ class Inspection:
     """tp, pp, dp, ep, etp and world, of a plan or an output."""
     ranks: tuple[Rank, ...] | None = None
     notes: tuple[str, ...] = field(default=())
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data, for `--json`."""
-        return asdict(self)
 
 
 def inspect(path: Path, family: Path | None = None) -> Inspection:

@@ -42,11 +42,6 @@ class SourceFile:
     """xxh3-128 of the JSON header, in hex."""
     metadata: Mapping[str, str] = field(repr=False)
 
-    @property
-    def data_start(self) -> int:
-        """Where the data begin, in bytes from the start of the file."""
-        return 8 + self.header_size
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:

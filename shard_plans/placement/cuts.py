@@ -48,16 +48,17 @@ class Cutter:
     def cut(self, parameter: Parameter, shares: Mapping[str, Share]) -> ParameterCut:
         """The cut for one member of each axis.
 
-        Raises GridError where a size doesn't divide, PlanError where a block is cut and `strict_blocks` is set.
+        Raises GridError where a size doesn't divide; PlanError where a block is cut and `strict_blocks` is set, or where
+        something quantised would have to be padded.
         """
         dims = tuple(dim.text for dim in parameter.dims)
         axes = {axis for dim in parameter.dims for axis, _ in dim.marks}
         key = (dims, parameter.format, len(parameter.parts), *((a, shares[a]) for a in sorted(axes) if a in shares))
         if key not in self._known:
             self._blocks[key] = block = self._refined_block(parameter, shares)
-            if parameter.format is not None:
-                self._refuse_padding(parameter, shares)
             taken = [take(dim, self.model.sizes, self.uneven, shares) for dim in parameter.dims]
+            if parameter.format is not None:
+                _refuse_padding(parameter, taken)
             self._known[key] = tuple(
                 _values(taken, parameter)
                 if part.kind == "values"
@@ -66,16 +67,6 @@ class Cutter:
             )
         parts = zip(parameter.parts, self._known[key], strict=True)
         return ParameterCut(tuple(PartCut(part, cuts, shape) for part, (cuts, shape) in parts), self._blocks[key])
-
-    def _refuse_padding(self, parameter: Parameter, shares: Mapping[str, Share]) -> None:
-        for dim in parameter.dims:
-            for _, size in dim.marks:
-                count = max((share.count for share in shares.values()), default=1)
-                if self.uneven.get(size, "").startswith("pad") and self.model.sizes[size] % count:
-                    raise PlanError(
-                        f"{parameter.parts[0].pattern} is quantised, so its {size} {self.model.sizes[size]} can't be "
-                        f"padded for {count} ranks; choose a size that divides it"
-                    )
 
     def _refined_block(self, parameter: Parameter, shares: Mapping[str, Share]) -> tuple[int, int] | None:
         """The greatest common divisor of the block and every border that some member of the axis cuts at."""
@@ -99,6 +90,17 @@ class Cutter:
         members = [{**shares, axis: Share(index, count)} for index in range(count)]
         taken = [take(dim, self.model.sizes, self.uneven, member) for member in members]
         return {border for t in taken for run in t.runs for border in run}
+
+
+def _refuse_padding(parameter: Parameter, taken: list[Taken]) -> None:
+    """Rows of padding would need scales that nobody stored."""
+    for dim, t in zip(parameter.dims, taken, strict=True):
+        held = sum(stop - start for start, stop in t.runs)
+        if held != t.length:
+            raise PlanError(
+                f"{parameter.parts[0].pattern} is quantised, so its dimension {dim.text} can't be padded: a rank would "
+                f"hold {t.length}, of which {held} are stored; choose parallel sizes that divide it"
+            )
 
 
 def _values(taken: list[Taken], parameter: Parameter) -> tuple[tuple[Cut, ...], tuple[int, ...]]:

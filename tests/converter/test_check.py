@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,19 +13,7 @@ from shard_plans.errors import CheckpointError, ManifestError
 from tests.conftest import MakeCheckpoint
 from tests.tools import tamper
 from tests.tools.converted import bound, converted, small_chunks
-from tests.tools.spoiled import SIZES, Made, only
-
-
-@pytest.fixture(scope="module")
-def kept(tiny: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("kept") / "out"
-    converted(tiny("deepseek_v3_mtp"), out, SIZES)
-    return out
-
-
-@pytest.fixture
-def made(tiny: MakeCheckpoint, kept: Path, tmp_path: Path) -> Made:
-    return Made(tiny("deepseek_v3_mtp"), Path(shutil.copytree(kept, tmp_path / "out")))
+from tests.tools.spoiled import Made, only
 
 
 @pytest.mark.parametrize("tensor", ["embed", "attn.o.scale", "experts.down", "norm"])

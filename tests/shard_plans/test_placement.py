@@ -10,7 +10,12 @@ import pytest
 from shard_plans.checkpoints.checkpoint import open_checkpoint
 from shard_plans.errors import GridError, PlanError
 from shard_plans.families.binding import Binding, bind
+from shard_plans.families.dims import Share, parse_dim
 from shard_plans.families.family import load_family
+from shard_plans.families.formats import Format
+from shard_plans.families.model import Model
+from shard_plans.families.parameter import Parameter, Part
+from shard_plans.placement.cuts import Cutter
 from shard_plans.placement.experts import ExpertPlacement
 from shard_plans.placement.layout import PAGE
 from shard_plans.placement.place import place
@@ -171,3 +176,21 @@ def test_what_does_not_divide_names_the_legal_sizes(
     binding = bound(tiny(family))
     with pytest.raises(GridError, match=words):
         place(binding, make_plan(binding, sizes))
+
+
+def test_what_is_quantised_is_not_padded() -> None:
+    """A vocabulary of 10 in blocks of 4 over 3 ranks would need scales for rows that nobody stored."""
+    model = Model("own", {}, {}, {"vocab": 10, "hidden": 8}, (), {}, False)
+    format = Format("fp8_block", (4, 4), "", ("F8_E4M3",), 1, "_scale_inv", ("F32",))
+    none = np.zeros(1, np.int64)
+    parts = (
+        Part("values", "embed.weight", "F8_E4M3", (10, 8), (10, 8), none),
+        Part("scale", "embed.weight_scale_inv", "F32", (3, 2), (3, 2), none),
+    )
+    dims = (parse_dim("tp(vocab)"), parse_dim("hidden"))
+    parameter = Parameter("embed", None, None, "first", dims, format, parts, False)
+    cutter = Cutter(model, {"vocab": "pad 4"})
+    assert cutter.cut(parameter, {"tp": Share(1, 2)}).block == (1, 4)
+    with pytest.raises(PlanError, match=r"embed.weight is quantised, so its dimension tp\(vocab\) can't be padded"):
+        for rank in range(3):
+            cutter.cut(parameter, {"tp": Share(rank, 3)})
