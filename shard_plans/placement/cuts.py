@@ -48,8 +48,8 @@ class Cutter:
     def cut(self, parameter: Parameter, shares: Mapping[str, Share]) -> ParameterCut:
         """The cut for one member of each axis.
 
-        Raises GridError where a size doesn't divide; PlanError where a block is cut and `strict_blocks` is set, or where
-        something quantised would have to be padded.
+        Raises GridError where a size doesn't divide; PlanError where a block is cut and `strict_blocks` is set, or
+        where something quantised would have to be padded.
         """
         dims = tuple(dim.text for dim in parameter.dims)
         axes = {axis for dim in parameter.dims for axis, _ in dim.marks}
