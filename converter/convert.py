@@ -100,7 +100,7 @@ def convert(
         _confirm(finished, checkpoint, binding, out, workers, progress)
         _sums(output, options, workers)
         return replace(result, bytes_read=checkpoint.total_bytes, seconds=time.monotonic() - started)
-    if binding.doubled is not None and options.ranks is None:
+    if binding.doubled is not None:
         check_tied(checkpoint, binding.doubled)
     check_constants(checkpoint, placement.constants)
     made = Made()

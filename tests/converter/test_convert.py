@@ -158,6 +158,10 @@ def test_a_doubled_embedding_is_compared(own_tiny: MakeCheckpoint, tmp_path: Pat
         CheckpointError, match=r"ties model.embed_tokens.weight and lm_head.weight, .* differ from byte"
     ):
         converted(doubled(folder, False), tmp_path / "out")
+    with pytest.raises(
+        CheckpointError, match=r"ties model.embed_tokens.weight and lm_head.weight, .* differ from byte"
+    ):
+        converted(folder, tmp_path / "out", {"tp": 2}, ranks=(1,))  # some ranks alone are no excuse
     assert not (tmp_path / "out").exists()
     converted(doubled(folder, True), tmp_path / "out")
 
