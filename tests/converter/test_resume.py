@@ -37,8 +37,7 @@ class Halfway:
         converted(folder, tmp_path / "undisturbed", self.sizes)
         self.expected = contents(tmp_path / "undisturbed")
         self.total = sum(len(data) for name, data in self.expected.items() if name.endswith(".safetensors"))
-        assert crash.killed(folder, self.out, self.sizes, crash.calls(folder, tmp_path / "counted", self.sizes) // 2)
-        assert (self.out / JOURNAL).stat().st_size > 300
+        assert crash.killed_halfway(folder, self.out, self.sizes, self.total)
 
     def again(self, fresh: bool = False) -> int:
         """Convert again; the end must be the same bytes. Returns how many bytes were kept."""
@@ -54,7 +53,7 @@ def halfway(own_tiny: MakeCheckpoint, tmp_path: Path) -> Halfway:
 
 
 def test_what_was_done_is_not_done_again(halfway: Halfway) -> None:
-    assert halfway.again() > halfway.total // 10
+    assert halfway.again() > halfway.total // 3
 
 
 def test_a_fresh_start_keeps_nothing(halfway: Halfway) -> None:

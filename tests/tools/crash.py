@@ -7,13 +7,14 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from converter.forward import move, units
+from converter.output.journal import Journal
 from tests.tools.converted import converted, small_chunks
 
 CALLS = ("pwrite", "write", "fsync", "rename", "unlink", "open")
@@ -99,6 +100,33 @@ def killed(folder: Path, out: Path, sizes: dict[str, int], call: int, workers: i
 
     def work() -> None:
         at_call(CALLS, call, die)
+        converted(folder, out, sizes, workers=workers)
+
+    code = forked(work)
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
+
+
+def killed_halfway(folder: Path, out: Path, sizes: dict[str, int], whole: int, workers: int = 2) -> bool:
+    """Convert in a child that is killed as soon as its journal vouches for half of `whole` bytes; whether it was."""
+    vouch = Journal.add
+
+    def work() -> None:
+        moves: list[move.Move] = []
+        begin, done = move.Move.__init__, 0
+
+        def begun(self: move.Move, *arguments: Any, **options: Any) -> None:
+            begin(self, *arguments, **options)
+            moves.append(self)
+
+        def add(self: Journal, units: Mapping[int, bytes]) -> None:
+            nonlocal done
+            vouch(self, units)
+            done += sum(moves[-1].units[number].nbytes for number in units)
+            if 2 * done >= whole:
+                die()
+
+        move.Move.__init__, Journal.add = begun, add  # type: ignore[method-assign]
         converted(folder, out, sizes, workers=workers)
 
     code = forked(work)
