@@ -14,7 +14,8 @@ from shard_plans.documents.digests import canonical_digest
 from shard_plans.documents.plan_schema import KV_DTYPES, LARGEST_COUNT, LARGEST_SIZE, PLAN_SCHEMA
 from shard_plans.documents.yaml_text import Lines, check_schema, dump_yaml, load_yaml
 from shard_plans.errors import OutputError, PlanError
-from shard_plans.memory.cluster import Card, Cluster
+from shard_plans.memory.card import named_card
+from shard_plans.memory.cluster import Cluster
 from shard_plans.memory.ledger import LedgerRow, fits, format_ledger
 from shard_plans.placement.experts import ExpertPlacement, Slots, contiguous, format_ids, parse_ids
 from shard_plans.placement.grid import Grid, make_grid
@@ -112,7 +113,7 @@ def _plan(data: Any, lines: Lines, what: str) -> Plan:
     grid = make_grid(**sizes)
     cluster = data.get("cluster")
     if cluster is not None:
-        cluster = Cluster(cluster["nodes"], cluster["cards"], Card(str(cluster["card"]), cluster["memory"], None, what))
+        cluster = Cluster(cluster["nodes"], cluster["cards"], named_card(str(cluster["card"]), cluster["memory"], what))
     return Plan(
         PlanSource(**data["checkpoint"]), grid, _stages(data["stages"], grid, lines, what),
         _experts(data["experts"], grid, lines, what), data["mtp"], data["strict_blocks"], cluster,

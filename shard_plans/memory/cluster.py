@@ -1,36 +1,20 @@
-"""The cluster that a plan is for: nodes, cards a node, and the memory of a card."""
+"""The cluster that a plan is for: nodes, cards a node, and the card."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
 from pathlib import Path
 
 from shard_plans.checkpoints.headers import brief
-from shard_plans.documents.yaml_text import load_yaml
 from shard_plans.errors import ClusterError
+from shard_plans.memory.card import Card, known_cards
 
 LARGEST_WORLD = 65536
-_FILE = Path(__file__).parent / "presets" / "cards.yaml"
 _CLUSTER = re.compile(r"([0-9]{1,9})[xX]([0-9]{1,9}):(.+)")
 _SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) ?([KMGT]i?B)", re.IGNORECASE)
 _UNITS = {"k": 1, "m": 2, "g": 3, "t": 4}
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """One accelerator."""
-
-    name: str
-    """The preset's name, or the size as the user wrote it."""
-    memory: int
-    """Bytes."""
-    bandwidth: int | None = None
-    """Bytes a second of that memory; None where it isn't known."""
-    source: str = "given as a size"
-    """Where the figures are from, with the month."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,53 +33,60 @@ class Cluster:
 
     @property
     def text(self) -> str:
-        """As parse_cluster reads it."""
+        """As parse_cluster reads it, where the card is a preset or a size."""
         return f"{self.nodes}x{self.cards}:{self.card.name}"
 
 
-@cache
-def known_cards() -> dict[str, Card]:
-    """The presets by name."""
-    data, _ = load_yaml(_FILE, "card presets", ClusterError)
-    return {
-        name: Card(name, row["memory"] * 10**9, row["bandwidth"] * 10**9, f"{row['source']}, {row['date']}")
-        for name, row in data.items()
-    }
-
-
 def parse_cluster(text: str) -> Cluster:
-    """`4x8:s5000`, `2x2:80GB` (80e9 bytes a card) or `2x2:80GiB`.
+    """`4x8:s5000`, `2x2:80GB` (80e9 bytes a card), `2x2:80GiB`, or the path of a cluster file (`mine.yaml`).
 
     Raises ClusterError where it can't be read; an unknown card lists the known ones.
     """
+    if text.strip().endswith((".yaml", ".yml")):
+        from shard_plans.memory.cluster_file import read_cluster
+
+        return read_cluster(Path(text.strip()))
     found = _CLUSTER.fullmatch(text.strip())
     if found is None:
-        raise ClusterError(f"cluster {brief(text)} isn't NODESxCARDS:CARD, such as 4x8:s5000 or 2x2:80GB")
-    nodes, cards = int(found[1]), int(found[2])
+        raise ClusterError(
+            f"cluster {brief(text)} isn't NODESxCARDS:CARD, such as 4x8:s5000 or 2x2:80GB, nor a .yaml file"
+        )
+    return make_cluster(int(found[1]), int(found[2]), parse_card(found[3]), f"cluster {brief(text)}")
+
+
+def make_cluster(nodes: int, cards: int, card: Card, what: str) -> Cluster:
+    """A cluster of at least one card and at most LARGEST_WORLD; `what` names it in the ClusterError."""
     if not nodes or not cards or nodes * cards > LARGEST_WORLD:
-        raise ClusterError(f"cluster {brief(text)} has {nodes * cards} cards; 1 to {LARGEST_WORLD} can be planned for")
-    return Cluster(nodes, cards, parse_card(found[3]))
+        raise ClusterError(f"{what} has {nodes * cards} cards; 1 to {LARGEST_WORLD} can be planned for")
+    return Cluster(nodes, cards, card)
 
 
 def parse_card(text: str) -> Card:
     """A preset's name (case, spaces, `MTT` and `NVIDIA` don't matter) or a size such as 80GB, 80GiB, 79.5GiB."""
     word = text.strip()
-    size = _SIZE.fullmatch(word)
-    if size is not None:
-        unit = size[2].lower()
-        base = 1024 if "i" in unit else 1000
-        memory = int(Fraction(size[1]) * base ** _UNITS[unit.rstrip("b").rstrip("i")])
+    memory = parse_size(word)
+    if memory is not None:
         if memory < 1:
             raise ClusterError(f"card {brief(text)} has no memory; give a size above 0, such as 80GB")
         return Card(word.replace(" ", ""), memory)
     known = known_cards()
     plain = {_plain(name): name for name in known}
-    name = plain.get(_plain(re.sub(r"(?i)\b(mtt|nvidia|amd|ascend|instinct|geforce)\b", "", word)))
+    name = plain.get(_plain(re.sub(r"(?i)\b(mtt|nvidia|amd|huawei|ascend|instinct|geforce)\b", "", word)))
     if name is None:
         raise ClusterError(
             f"card {brief(text)} is unknown; known: {', '.join(known)}; or give its memory, such as 80GB or 80GiB"
         )
     return known[name]
+
+
+def parse_size(text: str) -> int | None:
+    """Bytes of `80GB`, `80GiB`, `1.5 TB`; None where it isn't a size."""
+    size = _SIZE.fullmatch(text)
+    if size is None:
+        return None
+    unit = size[2].lower()
+    base = 1024 if "i" in unit else 1000
+    return int(Fraction(size[1]) * base ** _UNITS[unit.rstrip("b").rstrip("i")])
 
 
 def _plain(name: str) -> str:
