@@ -8,17 +8,17 @@ from pathlib import Path
 
 from converter.check import check
 from converter.faults import SourceChanged
-from converter.forward.constants import check_constants
 from converter.forward.dealing import deal
 from converter.forward.manifests import manifest_name, root_manifest
 from converter.forward.part import Made, make_part
 from converter.forward.selection import select
 from converter.forward.shard_file import FileLayout, lay_out
-from converter.forward.tied import check_tied
 from converter.options import ConvertOptions
 from converter.output.carry import FAMILY, carried_names, carry_documents, carry_files, document_names
 from converter.output.folder import Identity, OutputFolder
 from converter.output.sums import write_sums
+from converter.sources.published import Published
+from converter.sources.source import Source
 from converter.streams.buffers import PAGE, page_down
 from converter.streams.hashing import hash_bytes
 from converter.streams.workers import Progress
@@ -100,21 +100,20 @@ def convert(
         _confirm(finished, checkpoint, binding, out, workers, progress)
         _sums(output, options, workers)
         return replace(result, bytes_read=checkpoint.total_bytes, seconds=time.monotonic() - started)
-    if binding.doubled is not None:
-        check_tied(checkpoint, binding.doubled)
-    check_constants(checkpoint, placement.constants)
+    source = Published(checkpoint)
+    source.prepare(binding, placement)
     made = Made()
     with output:
         try:
             if not output.done:
-                room = _room(options, workers)
-                made = make_part(checkpoint, binding.family.document, mine, output, workers, room, progress)
+                room = _room(options, workers, source)
+                made = make_part(source, binding.family.document, mine, output, workers, room, progress)
                 output.publish(layout.file.name for layout in mine)
                 output.publish(manifest_name(layout.file.name) for layout in mine)
                 output.record(made.files)
             missing = output.missing()
             if not missing:
-                _finish(checkpoint, binding, plan, placement, output, others)
+                _finish(source, binding, plan, placement, output, others)
         except SourceChanged:
             output.keep = False
             raise
@@ -135,24 +134,24 @@ def _names(layout: FileLayout) -> tuple[str, str]:
     return layout.file.name, manifest_name(layout.file.name)
 
 
-def _room(options: ConvertOptions, workers: int) -> int:
+def _room(options: ConvertOptions, workers: int, source: Source) -> int:
     """Bytes that each worker reads, and writes, at a time: all together within the memory set aside for them."""
-    return max(PAGE, page_down(min(options.buffer, MEMORY // (2 * max(1, workers)))))
+    return max(PAGE, page_down(min(options.buffer, MEMORY // ((1 + source.buffers) * max(1, workers)))))
 
 
 def _finish(
-    checkpoint: Checkpoint, binding: Binding, plan: Plan, placement: Placement, output: OutputFolder, others: list[str]
+    source: Source, binding: Binding, plan: Plan, placement: Placement, output: OutputFolder, others: list[str]
 ) -> None:
     """Write what belongs to no part, last of all the root manifest; of several processes one does it."""
     with output.alone() as free:
         if not free or (output.path / ROOT).exists():
             return  # another part is at it, or has done it
         output.clear([*others, ROOT])
-        carried = carry_files(checkpoint, output)
-        documents = carry_documents(checkpoint, format_plan(plan), binding.family.document, output)
+        carried = carry_files(source, output)
+        documents = carry_documents(source, format_plan(plan), binding.family.document, output)
         made = output.files()
         files = [made[file.name] for file in placement.files]
-        root = root_manifest(checkpoint, output.identity, plan, placement, files, carried, documents)
+        root = root_manifest(source.checkpoint, output.identity, plan, placement, files, carried, documents)
         output.publish(others)
         output.write(ROOT, format_manifest(root))
         output.publish([ROOT])

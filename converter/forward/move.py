@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,14 +16,14 @@ from converter.forward.shard_file import FileLayout
 from converter.forward.units import Slice, Unit
 from converter.output.journal import Journal
 from converter.output.partial import PARTIAL, partial_path, sync
+from converter.sources.source import Source, StoredReader
 from converter.streams.buffers import Bytes
 from converter.streams.hashing import CHUNK, Digest, TensorHash, whole_digest
-from converter.streams.reading import Reader, Stamp
+from converter.streams.reading import Reader
 from converter.streams.sink import Sink, Staging
 from converter.streams.workers import Meter
 from converter.streams.writing import Writer, write_fault
-from shard_plans.checkpoints.checkpoint import Checkpoint
-from shard_plans.errors import CheckpointError, OutputError, ReshardError
+from shard_plans.errors import OutputError, ReshardError
 
 COMMIT = 1.0
 """Seconds between entries of the journal; a crash loses about as much work."""
@@ -34,7 +33,7 @@ COMMIT = 1.0
 class _Hands:
     """What one worker thread holds."""
 
-    reader: Reader
+    reader: StoredReader
     writer: Writer
     staging: Staging
 
@@ -44,8 +43,7 @@ class Move:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
-        stamps: Mapping[str, Stamp],
+        source: Source,
         layouts: Sequence[FileLayout],
         units: Sequence[Unit],
         out: Path,
@@ -53,7 +51,7 @@ class Move:
         meter: Meter,
         buffer: int,
     ) -> None:
-        self.checkpoint, self.stamps, self.layouts, self.units = checkpoint, stamps, layouts, units
+        self.source, self.checkpoint, self.layouts, self.units = source, source.checkpoint, layouts, units
         self.out, self.journal, self.meter, self.buffer = out, journal, meter, buffer
         self.bytes_read = self.bytes_written = self.bytes_kept = 0
         self._chunks: dict[tuple[int, int], bytearray] = {}
@@ -103,8 +101,7 @@ class Move:
     @contextmanager
     def worker(self) -> Iterator[_Hands]:
         """A reader, a writer and memory for one thread."""
-        reader = Reader(self.checkpoint.folder, CheckpointError, stamps=self.stamps, room=self.buffer)
-        with reader, Writer(self.out) as writer:
+        with self.source.reader(self.buffer) as reader, Writer(self.out) as writer:
             yield _Hands(reader, writer, Staging(self.buffer))
         with self.meter.lock:
             self.bytes_read += reader.bytes_read
@@ -188,16 +185,3 @@ class Move:
             held = self._chunks[part.target.file, part.target.index]
             held[16 * first : 16 * (first + count)] = digests[16 * place : 16 * (place + count)]
             place += count
-
-
-def source_stamps(checkpoint: Checkpoint) -> dict[str, Stamp]:
-    """What each file of the checkpoint is now. Raises CheckpointError."""
-    found = {}
-    for file in checkpoint.files:
-        path = checkpoint.folder / file.name
-        try:
-            status = os.stat(path)
-        except OSError as error:
-            raise CheckpointError(f"{path} can't be read: {error.strerror}") from error
-        found[file.name] = Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
-    return found

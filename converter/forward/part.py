@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from converter.faults import SourceChanged
 from converter.forward.batches import make_batches
 from converter.forward.grouping import make_groups
 from converter.forward.manifests import manifest_name, shard_manifest
-from converter.forward.move import Move, source_stamps
+from converter.forward.move import Move
 from converter.forward.shard_file import FileLayout
 from converter.forward.units import make_units, units_digest
 from converter.output.folder import OutputFolder
 from converter.output.journal import Journal, head
 from converter.output.partial import allocated, check_space, reserve_again, sync
+from converter.sources.source import Source
 from converter.streams.hashing import hash_bytes
-from converter.streams.reading import Stamp
 from converter.streams.workers import Meter, Progress, run_all
-from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.documents.manifest import ManifestFile
 from shard_plans.documents.shard_manifest import format_shard_manifest
 
@@ -37,7 +35,7 @@ class Made:
 
 
 def make_part(
-    checkpoint: Checkpoint,
+    source: Source,
     family: str,
     layouts: Sequence[FileLayout],
     output: OutputFolder,
@@ -49,12 +47,10 @@ def make_part(
 
     Raises SourceChanged where the checkpoint isn't what it was when this began, and what else `convert` raises.
     """
-    out, names = output.path, [layout.file.name for layout in layouts]
+    checkpoint, out, names = source.checkpoint, output.path, [layout.file.name for layout in layouts]
     units = make_units(make_groups(layouts, checkpoint), checkpoint)
-    stamps = source_stamps(checkpoint)
-    headers = {file.name: (stamps[file.name], file.header_digest) for file in checkpoint.files}
     journal = Journal(
-        output.journal, head(str(output.identity), units_digest(units), hash_bytes(family.encode()), headers)
+        output.journal, head(str(output.identity), units_digest(units), hash_bytes(family.encode()), source.seals())
     )
     try:
         found = journal.open()
@@ -64,9 +60,9 @@ def make_part(
             reserve_again(out, layout.file.name, layout.size)
         sync(out)  # so that what the journal will vouch for can be found
         meter = Meter(sum(unit.nbytes for unit in units), progress)
-        move = Move(checkpoint, stamps, layouts, units, out, journal, meter, buffer)
+        move = Move(source, layouts, units, out, journal, meter, buffer)
         _move(move, found, workers)
-        _compare(checkpoint, stamps)
+        source.unchanged()
         files = []
         for number, layout in enumerate(layouts):
             digests = [move.digest(number, index) for index in range(len(layout.file.tensors))]
@@ -95,13 +91,3 @@ def _move(move: Move, found: Mapping[int, bytes], workers: int) -> None:
         move.finish(failed=True)
         raise
     move.finish()
-
-
-def _compare(checkpoint: Checkpoint, before: Mapping[str, Stamp]) -> None:
-    """Raise SourceChanged where a source file isn't what it was when the conversion began."""
-    for name, now in source_stamps(checkpoint).items():
-        if now != before[name]:
-            raise SourceChanged(
-                f"{checkpoint.folder / name} was changed while it was converted: it had {before[name]}; now it has "
-                f"{now}; run again"
-            )

@@ -15,21 +15,15 @@ from typing import Any
 import xxhash
 
 from converter.output.partial import sync
-from converter.streams.reading import Stamp
 from converter.streams.writing import write_fault
 from shard_plans.errors import CheckpointError, OutputError
 
-VERSION = 1
+VERSION = 2
 
 
-def head(identity: str, units: str, family: str, files: Mapping[str, tuple[Stamp, str]]) -> dict[str, Any]:
-    """What a journal belongs to: the output, its units, the family table, and each source file with its header."""
-    listed = [[name, *_fields(stamp), header] for name, (stamp, header) in files.items()]
-    return {"version": VERSION, "identity": identity, "units": units, "family": family, "files": listed}
-
-
-def _fields(stamp: Stamp) -> tuple[int, int, int]:
-    return stamp.size, stamp.mtime_ns, stamp.inode
+def head(identity: str, units: str, family: str, seals: Mapping[str, str]) -> dict[str, Any]:
+    """What a journal belongs to: the output, its units, the family table, and what tells each source file."""
+    return {"version": VERSION, "identity": identity, "units": units, "family": family, "files": dict(seals)}
 
 
 class Journal:
@@ -90,25 +84,25 @@ class Journal:
 
     def _compare(self, found: dict[str, Any]) -> None:
         """Raise unless the journal that lies here belongs to what is done now."""
-        before = {entry[0]: entry[1:] for entry in found.get("files", ())}
-        for name, *now in self.belongs["files"]:
-            was = before.get(name)
+        for key in ("version", "identity"):
+            self._equal(found, key)
+        for name, now in self.belongs["files"].items():
+            was = found["files"].get(name)
             if was != now:
                 raise CheckpointError(
                     f"{name} was changed since the conversion in {self.path.parent} was begun: it "
-                    f"{'was not there' if was is None else 'had ' + _words(was)}; now it has {_words(now)}; "
+                    f"{'was not there' if was is None else f'had {was}'}; now it has {now}; "
                     f"put back what it was, or begin again with --fresh"
                 )
-        for key in ("version", "identity", "units", "family"):
-            if found.get(key) != self.belongs[key]:
-                raise OutputError(
-                    f"{self.path.parent} holds an unfinished conversion with another {key} ({found.get(key)}, now "
-                    f"{self.belongs[key]}); begin again with --fresh, or choose another folder"
-                )
+        for key in ("units", "family"):
+            self._equal(found, key)
 
-
-def _words(entry: list[Any]) -> str:
-    return f"{Stamp(*entry[:3])}, header {entry[3]}"
+    def _equal(self, found: dict[str, Any], key: str) -> None:
+        if found.get(key) != self.belongs[key]:
+            raise OutputError(
+                f"{self.path.parent} holds an unfinished conversion with another {key} ({found.get(key)}, now "
+                f"{self.belongs[key]}); begin again with --fresh, or choose another folder"
+            )
 
 
 def _sum(line: str) -> str:

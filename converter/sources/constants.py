@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from converter.streams.reading import Reader
+from converter.sources.source import Source, StoredReader
 from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.checkpoints.dtypes import DTYPE_BITS
 from shard_plans.errors import CheckpointError, PlanError
@@ -18,10 +18,10 @@ STEP = 1 << 20
 FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
 
 
-def check_constants(checkpoint: Checkpoint, constants: Iterable[Constant]) -> None:
+def check_constants(origin: Source, constants: Iterable[Constant]) -> None:
     """Raise CheckpointError for the first element of a declared constant that isn't zero; read in small steps."""
-    buffer = np.empty(STEP, np.uint8)
-    with Reader(checkpoint.folder, CheckpointError) as reader:
+    checkpoint, buffer = origin.checkpoint, np.empty(STEP, np.uint8)
+    with origin.reader(0) as reader:
         for constant in constants:
             for number in constant.tensors.tolist():
                 file = checkpoint.files[int(checkpoint.file_numbers[number])].name
@@ -53,7 +53,7 @@ def stretches(checkpoint: Checkpoint, number: int, constant: Constant) -> Iterat
             yield place * bits // 8, run * bits // 8
 
 
-def _refuse(checkpoint: Checkpoint, constant: Constant, number: int, reader: Reader, byte: int) -> None:
+def _refuse(checkpoint: Checkpoint, constant: Constant, number: int, reader: StoredReader, byte: int) -> None:
     """Say which element isn't zero, and what it is."""
     dtype, shape = checkpoint.dtypes[number], checkpoint.shapes[number]
     item = DTYPE_BITS[dtype] // 8

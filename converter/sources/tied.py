@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from converter.streams.reading import Reader
-from shard_plans.checkpoints.checkpoint import Checkpoint
+from converter.sources.source import Source
 from shard_plans.errors import CheckpointError
 
 STEP = 4 << 20
 
 
-def check_tied(checkpoint: Checkpoint, pair: tuple[int, int]) -> None:
+def check_tied(origin: Source, pair: tuple[int, int]) -> None:
     """Raise CheckpointError unless the two stored tensors hold the same bytes; read in blocks."""
-    first, second = pair
+    checkpoint, (first, second) = origin.checkpoint, pair
     names = checkpoint.names[first], checkpoint.names[second]
     kinds = [(checkpoint.dtypes[n], checkpoint.shapes[n]) for n in pair]
     if kinds[0] != kinds[1]:
@@ -23,7 +22,7 @@ def check_tied(checkpoint: Checkpoint, pair: tuple[int, int]) -> None:
         )
     buffers = [np.empty(STEP, np.uint8), np.empty(STEP, np.uint8)]
     size = int(checkpoint.sizes[first])
-    with Reader(checkpoint.folder, CheckpointError) as reader:
+    with origin.reader(0) as reader:
         for start in range(0, size, STEP):
             length = min(STEP, size - start)
             for number, buffer in zip(pair, buffers, strict=True):

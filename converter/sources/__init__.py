@@ -1,0 +1,1 @@
+"""Where a conversion reads: the files of a published checkpoint, or the shards of another output."""
