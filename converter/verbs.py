@@ -21,7 +21,7 @@ from shard_plans.console import remark
 from shard_plans.documents.plan import Plan, read_plan
 from shard_plans.documents.plan_check import check_plan
 from shard_plans.errors import PlanError
-from shard_plans.memory.needs import with_ledger
+from shard_plans.memory.count import with_ledger
 from shard_plans.placement.grid import make_grid
 from shard_plans.placement.place import place
 from shard_plans.search.search import make_plan

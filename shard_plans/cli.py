@@ -11,10 +11,11 @@ import click
 
 from shard_plans.console import emit, remark
 from shard_plans.documents.plan import write_plan
-from shard_plans.documents.plan_schema import KV_DTYPES
-from shard_plans.options import SIZES, TOKENS, Verb, contradictions, family_option, json_option, sizes_options
+from shard_plans.options import SIZES, Verb, contradictions, family_option, json_option, sizes_options
 from shard_plans.report import plan_json, show_inspection, show_plan
-from shard_plans.verbs import count_memory, inspect, plan_memory
+from shard_plans.report_lines import by_option, lines_json, show_lines
+from shard_plans.verbs import count_memory, inspect, itemise, plan_memory
+from shard_plans.workload_options import LOAD, workload_options
 
 
 @click.command("plan-memory", cls=Verb)
@@ -22,11 +23,8 @@ from shard_plans.verbs import count_memory, inspect, plan_memory
 @click.option("--cluster", help="NODESxCARDS:CARD; CARD is a preset or a size (80GB, 80GiB).")
 @click.option("--plan", type=click.Path(), help="Count the memory of this plan (edited by hand) instead of searching.")
 @sizes_options
-@click.option("--context", default=8192, show_default=True, type=TOKENS, help="Tokens of one sequence; 128K, 1M.")
-@click.option("--concurrency", default=16, show_default=True, type=click.IntRange(1), help="Sequences at a time.")
-@click.option(
-    "--kv-dtype", default="bf16", show_default=True, type=click.Choice(list(KV_DTYPES)), help="KV cache type."
-)
+@workload_options
+@by_option
 @family_option
 @click.option("-o", "--output", type=click.Path(), help="Write the plan to this file.")
 @json_option
@@ -39,11 +37,12 @@ def plan_memory_command(
     plan: str | None,
     output: str | None,
     as_json: bool,
+    by: str,
     **options: Any,
 ) -> None:
     """Choose what goes where on a cluster, and say whether it fits (exit 1: it doesn't)."""
     if plan is not None:
-        clash = contradictions(ctx, (*SIZES, "context", "concurrency", "kv_dtype"))
+        clash = contradictions(ctx, (*SIZES, *LOAD))
         if clash:
             raise click.UsageError(f"--plan contradicts {', '.join(clash)}: the plan says it already")
         found = count_memory(checkpoint, plan, cluster, options["family"])
@@ -53,10 +52,12 @@ def plan_memory_command(
         found = plan_memory(checkpoint, cluster, **options)
     if output:
         write_plan(found, Path(output))
+    lines = itemise(checkpoint, found, by, options["family"]) if by != "rank" else ()
     if as_json:
-        emit(plan_json(found))
+        emit({**plan_json(found), **lines_json(by, lines)})
     else:
         show_plan(found)
+        show_lines(by, lines)
     sys.exit(0 if found.fits else 1)
 
 

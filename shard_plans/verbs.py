@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from shard_plans.checkpoints.checkpoint import open_checkpoint
-from shard_plans.documents.plan import Plan, Workload, read_plan
+from shard_plans.documents.plan import Plan, read_plan
 from shard_plans.documents.plan_check import check_plan
 from shard_plans.errors import PlanError
 from shard_plans.families.binding import Binding, bind
@@ -15,7 +16,9 @@ from shard_plans.families.family import load_family
 from shard_plans.inspect import Inspection
 from shard_plans.inspect import inspect as inspect_path
 from shard_plans.memory.cluster import parse_cluster
-from shard_plans.memory.needs import with_ledger
+from shard_plans.memory.count import Lines, stage_lines, with_ledger
+from shard_plans.memory.limits import make_workload
+from shard_plans.memory.payload import Payload
 from shard_plans.placement.place import place
 from shard_plans.search.search import search
 
@@ -37,17 +40,23 @@ def plan_memory(
     dp: int | None = None,
     ep: int | None = None,
     etp: int | None = None,
-    context: int = 8192,
-    concurrency: int = 16,
-    kv_dtype: str = "bf16",
     mtp: str = "keep",
     strict_blocks: bool = False,
     family: AnyPath | None = None,
+    **load: Any,
 ) -> Plan:
-    """The roomiest plan for a cluster (`4x8:80GB`); sizes that are given are kept. `plan.fits` says whether it fits."""
+    """The roomiest plan for a cluster (`4x8:80GB`); sizes that are given are kept. `plan.fits` says whether it fits.
+
+    `load`: fields of Workload (context, concurrency, kv_dtype, engine, utilization, ...).
+    """
     sizes = {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "etp": etp}
-    workload = Workload(context=context, concurrency=concurrency, kv_dtype=kv_dtype)
-    return search(open_binding(checkpoint, family), parse_cluster(cluster), sizes, workload, mtp, strict_blocks)
+    cards, binding = parse_cluster(cluster), open_binding(checkpoint, family)
+    return search(binding, cards, sizes, make_workload(binding.model, **load), mtp, strict_blocks)
+
+
+def itemise(checkpoint: AnyPath, plan: Plan, by: str, family: AnyPath | None = None) -> tuple[Lines, ...]:
+    """The ledger of the fullest rank of each stage, summed by `stage`, `layer` or `operator`."""
+    return stage_lines(Payload(open_binding(checkpoint, family), plan.strict_blocks), plan, by)
 
 
 def count_memory(

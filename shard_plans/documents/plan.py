@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shard_plans.checkpoints.headers import brief
 from shard_plans.documents.digests import canonical_digest
-from shard_plans.documents.plan_schema import KV_DTYPES, LARGEST_COUNT, LARGEST_SIZE, PLAN_SCHEMA
+from shard_plans.documents.plan_schema import LARGEST_SIZE, PLAN_SCHEMA
 from shard_plans.documents.yaml_text import Lines, check_schema, dump_yaml, load_yaml
 from shard_plans.errors import OutputError, PlanError
 from shard_plans.memory.card import named_card
 from shard_plans.memory.cluster import Cluster
 from shard_plans.memory.ledger import LedgerRow, fits, format_ledger
+from shard_plans.memory.workload import Workload as Workload
 from shard_plans.placement.experts import ExpertPlacement, Slots, contiguous, format_ids, parse_ids
 from shard_plans.placement.grid import Grid, make_grid
 
@@ -41,26 +41,6 @@ class PlanSource:
     fingerprint: str
     tensors: int
     bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """What the cluster is to serve; only the memory ledger depends on it."""
-
-    context: int = 8192
-    """Tokens of one sequence, prompt and answer."""
-    concurrency: int = 16
-    """Sequences at a time on the whole cluster; they are dealt to the dp replicas."""
-    kv_dtype: str = "bf16"
-    prefill_chunk: int = 8192
-    """Tokens that one step of prefill runs at most."""
-
-    def __post_init__(self) -> None:
-        if self.kv_dtype not in KV_DTYPES:
-            raise PlanError(f"kv-dtype {brief(self.kv_dtype)} is unknown; allowed: {', '.join(KV_DTYPES)}")
-        for name in ("context", "concurrency", "prefill_chunk"):
-            if not 1 <= getattr(self, name) <= LARGEST_COUNT:
-                raise PlanError(f"{name} is {getattr(self, name)}; 1 to {LARGEST_COUNT} is possible")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +169,7 @@ def format_plan(plan: Plan) -> str:
         card = plan.cluster.card
         told = {"nodes": plan.cluster.nodes, "cards": plan.cluster.cards, "card": card.name, "memory": card.memory}
         parts.append(f"cluster: {dump_yaml(told, flow=True)}")
-    load = plan.workload
-    parts.append(
-        f"workload: {{context: {load.context}, concurrency: {load.concurrency}, kv_dtype: {load.kv_dtype}, "
-        f"prefill_chunk: {load.prefill_chunk}}}"
-    )
+    parts.append(f"workload: {dump_yaml(asdict(plan.workload), flow=True)}")
     if plan.fits is not None:
         parts.append(f"fits: {'true' if plan.fits else 'false'}")
     if plan.ledger is not None:

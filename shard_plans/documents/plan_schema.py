@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-KV_DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "int8": 1}
-"""Cache types and their bytes an element."""
+from shard_plans.memory.amount import ENDS
+from shard_plans.memory.workload import DISPATCHES, KV_DTYPES, LARGEST_COUNT
+
 LARGEST_SIZE = 65536
 """Ranks along one axis, and ranks in all."""
-LARGEST_COUNT = 2**40
-"""Tokens or sequences."""
 
 _SIZE: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": LARGEST_SIZE}
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": 2**62}
@@ -100,6 +99,12 @@ PLAN_SCHEMA: dict[str, Any] = {
                 "concurrency": _TOKENS,
                 "kv_dtype": {"enum": list(KV_DTYPES)},
                 "prefill_chunk": _TOKENS,
+                "prefix": {**_TOKENS, "minimum": 0},
+                "image_tokens": {**_TOKENS, "minimum": 0},
+                "dispatch": {"enum": list(DISPATCHES)},
+                "engine": {"type": "string", "maxLength": 40},
+                "utilization": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+                "assume": {"enum": list(ENDS)},
             },
         },
         "fits": {"type": "boolean"},

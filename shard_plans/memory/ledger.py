@@ -13,26 +13,33 @@ class LedgerRow:
     rank: int
     stage: int
     weights: int
-    """Payload of the rank's files, exact."""
+    """Payload of the rank's files, exact; with an engine's rules, what it makes of them."""
     kv_cache: int
     activations: int
     communication: int
     runtime: int
     total: int
+    """Their sum, at the end of the ranges that the workload assumes."""
     capacity: int
     """The card's memory."""
+    limit: int
+    """The part of it that may be used."""
+    low: int
+    typical: int
+    high: int
+    """The same sum at the three ends of what can't be computed."""
 
     @property
     def headroom(self) -> int:
         """Bytes left; below zero where the rank doesn't fit."""
-        return self.capacity - self.total
+        return self.limit - self.total
 
 
 COLUMNS = tuple(field.name for field in fields(LedgerRow))
 
 
 def fits(ledger: Sequence[LedgerRow]) -> bool:
-    """Whether every rank fits its card."""
+    """Whether every rank fits into the part of its card that may be used."""
     return all(row.headroom >= 0 for row in ledger)
 
 

@@ -43,7 +43,7 @@ class Payload:
         counts: Counter[Key] = Counter()
         for parameter in parameters:
             parts = tuple((part.kind, part.dtype, part.shape) for part in parameter.parts)
-            key: Key = (tuple(dim.text for dim in parameter.dims), parameter.block, parts)
+            key: Key = (parameter.role, tuple(dim.text for dim in parameter.dims), parameter.block, parts)
             self._examples.setdefault(key, parameter)
             counts[key] += 1
         return tuple(counts.items())
@@ -57,6 +57,21 @@ class Payload:
                 found += times * sum(math.prod(p.shape) * DTYPE_BITS[p.part.dtype] // 8 for p in cut.parts)
             self._known[counts, axis, share] = found
         return found
+
+    def operators(
+        self, layer: int | None, tp: Share, etp: Share, experts: int, ends: tuple[bool, bool]
+    ) -> dict[str, int]:
+        """Role -> bytes of a layer with so many experts; layer None: of what the `ends`, first and last stage, hold."""
+        if layer is not None:
+            parts = [(self._shared[layer], "tp", tp, 1), (self._expert[layer], "etp", etp, experts)]
+        else:
+            tied = ends == (False, True)
+            parts = [(self._first, "tp", tp, ends[0]), (self._last, "tp", tp, ends[1]), (self._tied, "tp", tp, tied)]
+        found: Counter[str] = Counter()
+        for counts, axis, share, times in parts:
+            for key, number in counts if times else ():
+                found[str(key[0])] += times * self._bytes(((key, number),), axis, share)
+        return dict(found)
 
     def layer(self, layer: int, tp: Share) -> int:
         """What a tp member holds of a layer, its experts not counted."""

@@ -11,7 +11,8 @@ from shard_plans.errors import GridError, PlanError
 from shard_plans.families.binding import Binding
 from shard_plans.families.dims import Share
 from shard_plans.memory.cluster import Cluster
-from shard_plans.memory.needs import activations, kv_cache, ledger, logits, stage_need
+from shard_plans.memory.count import ledger
+from shard_plans.memory.needs import activations, kv_cache, logits, stage_need
 from shard_plans.memory.payload import Payload
 from shard_plans.placement.experts import ExpertPlacement, contiguous
 from shard_plans.placement.grid import Grid, divisors, make_grid

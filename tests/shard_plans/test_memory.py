@@ -17,8 +17,9 @@ from shard_plans.families.binding import Binding, bind
 from shard_plans.families.family import load_family
 from shard_plans.families.model import Layer, Model
 from shard_plans.memory.cluster import parse_cluster
+from shard_plans.memory.count import ledger, with_ledger
 from shard_plans.memory.ledger import fits, format_ledger
-from shard_plans.memory.needs import Need, arriving_rows, kv_cache, ledger, stage_need, with_ledger
+from shard_plans.memory.needs import Need, arriving_rows, kv_cache, stage_need
 from shard_plans.memory.payload import Payload, rank_weights
 from shard_plans.placement.experts import ExpertPlacement
 from shard_plans.placement.grid import Grid, make_grid
@@ -165,8 +166,8 @@ def test_a_row_adds_up_and_prints(tiny: MakeCheckpoint) -> None:
     assert [row.stage for row in rows] == [0, 0, 1, 1] and [row.rank for row in rows] == [0, 1, 2, 3]
     for row in rows:
         assert row.total == row.weights + row.kv_cache + row.activations + row.communication + row.runtime
-        assert row.headroom == 2 * 10**9 - row.total
-    assert not fits(rows) and fits([replace(row, capacity=row.total) for row in rows])
+        assert row.headroom == 17 * 10**8 - row.total
+    assert not fits(rows) and fits([replace(row, limit=row.total) for row in rows])
     assert f"{rows[0].total:,}" in format_ledger(rows) and len(format_ledger(rows).splitlines()) == 5
 
 

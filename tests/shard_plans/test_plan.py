@@ -32,7 +32,9 @@ MOE = Plan(
     SOURCE, make_grid(tp=4, pp=2, ep=2, etp=1), ((0, 31), (31, 62)),
     ExpertPlacement(contiguous(5, 2), {3: ((0, 1, 2, 4), (3, 4)), 7: ((0, 1, 2), (3, 4), (0, 1, 3), (2, 4))}),
     cluster=parse_cluster("2x4:80GB"),
-    ledger=tuple(LedgerRow(rank, rank // 4, 10**9 + rank, 2, 3, 4, 5, 6, 80 * 10**9) for rank in range(8)),
+    ledger=tuple(
+        LedgerRow(rank, rank // 4, 10**9 + rank, 2, 3, 4, 5, 6, 80 * 10**9, 68 * 10**9, 4, 5, 6) for rank in range(8)
+    ),
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import reshard
 from shard_plans.errors import PlanError
+from shard_plans.options import TOKENS
 from tests.conftest import MakeCheckpoint
 from tests.tools.cli import RunCli
 
@@ -54,10 +55,13 @@ def test_a_misspelt_key_is_named(plan: Path, tiny: MakeCheckpoint, run_cli: RunC
 
 
 @pytest.mark.parametrize(("text", "tokens"), [("8192", 8192), ("128K", 131_072), ("1m", 1_048_576)])
-def test_tokens_as_people_write_them(tiny: MakeCheckpoint, run_cli: RunCli, text: str, tokens: int) -> None:
-    cluster = ("--cluster", "1x1:80GB", "--json")
-    asked, plain = (run_cli("plan-memory", tiny("llama"), *cluster, "--context", t).json for t in (text, tokens))
-    assert asked["ranks"] == plain["ranks"]
+def test_tokens_as_people_write_them(text: str, tokens: int) -> None:
+    assert TOKENS.convert(text, None, None) == tokens
+
+
+def test_a_context_that_the_model_is_not_made_for(tiny: MakeCheckpoint, run_cli: RunCli) -> None:
+    ran = run_cli("plan-memory", tiny("llama"), "--cluster", "1x1:80GB", "--context", "1M", code=2)
+    assert "context 1048576 is longer than the" in ran.stderr and "max_position_embeddings" in ran.stderr
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1G", "many", "1.5K"])
