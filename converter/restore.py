@@ -15,7 +15,7 @@ import numpy as np
 
 from converter.backward.frames import StoredTensor, make_frame, smaller_index
 from converter.backward.gather import BLOCK, Array, Shards, blocks, growth, items, overlap, put, whole
-from converter.backward.regions import Regions, in_items, shared
+from converter.backward.regions import Regions, declared
 from converter.check import check
 from converter.output.carry import SOURCE
 from converter.output.partial import PARTIAL, check_space, partial_path, publish, remove_empty, reserve, write_small
@@ -154,7 +154,7 @@ def _assemble(
 
     def work(hands: _Hands, tensor: StoredTensor) -> None:
         holders = shards.holders(tensor.name)
-        zeros = [in_items(region, tensor.dtype, tensor.shape) for region in regions.of(tensor.name)]
+        known = [declared(constant, tensor.dtype, tensor.shape) for constant in regions.of(tensor.name)]
         item, shape = items(tensor.dtype, tensor.shape)
         position = tensor.start
         for block in blocks(shape, item, max(item, BLOCK // growth(holders))):
@@ -170,10 +170,11 @@ def _assemble(
                 put(covered, found[1], True)
                 if whole(found[1], lengths) or covered.all():
                     break
-            for region in zeros:
-                part = shared(region, block) if region else None
-                if part is not None:
-                    made[part][~covered[part]] = 0
+            for constant in known:
+                content = constant.within(block) if constant is not None else None
+                if content is not None:
+                    part, values = content
+                    made[part] = np.where(covered[part], made[part], values)
                     covered[part] = True
             if not covered.all():
                 raise ManifestError(f"{shards.out} lacks some of {tensor.name}; run reshard check --deep for where")

@@ -11,7 +11,7 @@ from converter.output.carry import HEADERS, PLAN
 from shard_plans.documents.manifest import ROOT, ManifestTensor, Piece, ShardManifest
 from shard_plans.documents.plan import Plan, plan_digest, read_plan
 from shard_plans.errors import ReshardError
-from shard_plans.families.formats import pack_of
+from shard_plans.families.formats import column_steps
 from shard_plans.placement.shards import Cut
 
 VOCABULARY = ("embed", "head")
@@ -88,12 +88,17 @@ def _scales(tensor: ManifestTensor, by_name: dict[str, ManifestTensor]) -> Itera
     if (scale.block, scale.format, len(scale.sources)) != (tensor.block, tensor.format, len(tensor.sources)):
         yield f"and its scale disagree on block, format or number of sources: {tensor.block} and {scale.block}"
         return
-    size = (tensor.block[0], tensor.block[1] // pack_of(tensor.format))  # in stored elements, as cuts are
+    columns = column_steps(tensor.format)
+    size = (tensor.block[0], max(1, tensor.block[1] // columns[0]))  # in stored elements, as cuts are
     for mine, other in zip(tensor.sources, scale.sources, strict=True):
         if mine.experts != other.experts or mine.tensor.rpartition(".")[0] != other.tensor.rpartition(".")[0]:
             yield f"{mine.tensor} has scales of {other.tensor}"
-        for axis, (cut, fine) in enumerate(zip(mine.cuts, other.cuts, strict=True)):
-            step = ((1,) * (len(mine.cuts) - 2) + size)[axis]
+        cuts = mine.cuts[: len(mine.cuts) + 1 - len(columns)]
+        if len(cuts) != len(other.cuts) or len(cuts) < 2:
+            yield f"{mine.tensor} is cut in {len(mine.cuts)} dimensions, its scales in {len(other.cuts)}"
+            continue
+        for axis, (cut, fine) in enumerate(zip(cuts, other.cuts, strict=True)):
+            step = ((1,) * (len(cuts) - 2) + size)[axis]
             wanted = tuple((start // step, -(-stop // step)) for start, stop in cut.runs)
             if wanted != fine.runs:
                 yield f"{mine.tensor} has values {cut.runs}, whose scales of {step} are {wanted}, not {fine.runs}"
@@ -182,6 +187,11 @@ def misfits(piece: Piece, dtype: str, shape: tuple[int, ...], tensor: ManifestTe
     """Why a piece can't have come from a stored tensor of that type and shape."""
     if dtype != tensor.dtype:
         yield f"{piece.tensor} is stored as {dtype}, the shard holds {tensor.dtype}"
+    if piece.stacked:
+        if shape and max(piece.experts or (0,)) >= shape[0]:
+            yield f"{piece.tensor} is stored as {list(shape)}, which lacks the expert {max(piece.experts or (0,))}"
+            return
+        shape = shape[1:]
     if len(shape) != len(piece.cuts):
         yield f"{piece.tensor} is stored as {list(shape)}, but cut in {len(piece.cuts)} dimensions"
         return

@@ -27,12 +27,12 @@ from converter.backward.gather import (
     put,
     whole,
 )
-from converter.backward.regions import Region, Regions, form, in_items, shared
+from converter.backward.regions import Regions, declared, form
 from converter.findings import Failure
 from converter.streams.reading import Reader
 from converter.streams.workers import Meter, run_all
 from shard_plans.checkpoints.checkpoint import Checkpoint
-from shard_plans.documents.manifest import ROOT
+from shard_plans.documents.manifest import ROOT, ConstantRegion
 from shard_plans.errors import CheckpointError, ManifestError
 
 
@@ -66,9 +66,9 @@ def compare(shards: Shards, checkpoint: Checkpoint, workers: int, meter: Meter) 
 
     def work(hands: _Hands, number: int) -> None:
         holders = shards.holders(checkpoint.names[number])
-        zeros = regions.of(checkpoint.names[number])
-        if holders or zeros:
-            failures.extend(_tensor(hands, shards, checkpoint, number, holders, zeros))
+        constants = regions.of(checkpoint.names[number])
+        if holders or constants:
+            failures.extend(_tensor(hands, shards, checkpoint, number, holders, constants))
         else:
             absent.append(number)
         meter.add(int(checkpoint.sizes[number]))
@@ -89,6 +89,7 @@ def _claims(shards: Shards, checkpoint: Checkpoint) -> Iterator[Failure]:
             for piece in tensor.sources:
                 ids = piece.experts
                 names = [piece.tensor] if ids is None else [piece.tensor.replace("{expert}", str(i)) for i in ids]
+                names = [piece.tensor] if piece.stacked else names
                 kinds: dict[tuple[str, tuple[int, ...]], None] = {}
                 for name in names:
                     number = checkpoint.numbers.get(name)
@@ -107,15 +108,16 @@ def _tensor(
     checkpoint: Checkpoint,
     number: int,
     holders: Sequence[Held],
-    constants: Sequence[Region],
+    constants: Sequence[ConstantRegion],
 ) -> Iterator[Failure]:
-    """Compare one stored tensor with everyone who holds some of it, and with zero where it is declared to be."""
+    """Compare one stored tensor with everyone who holds some of it, and with what is declared of it."""
     name, file = checkpoint.names[number], checkpoint.files[int(checkpoint.file_numbers[number])].name
     item, shape = items(checkpoint.dtypes[number], checkpoint.shapes[number])
     position = int(checkpoint.starts[number])
-    zeros = [in_items(region, checkpoint.dtypes[number], checkpoint.shapes[number]) for region in constants]
-    if None in zeros:
-        yield Failure(ROOT, name, f"is declared zero outside its shape {list(checkpoint.shapes[number])}")
+    known = [declared(constant, checkpoint.dtypes[number], checkpoint.shapes[number]) for constant in constants]
+    if None in known:
+        said = f"{checkpoint.dtypes[number]} {list(checkpoint.shapes[number])}"
+        yield Failure(ROOT, name, f"is declared to hold what {said} can't, or outside of it")
     wrong: set[int] = set()
     for block in blocks(shape, item, max(item, BLOCK // growth(holders))):
         lengths = [stop - start for start, stop in block]
@@ -139,15 +141,18 @@ def _tensor(
             if not complete:
                 covered = np.zeros(lengths, np.bool_) if covered is None else covered
                 put(covered, indexes, True)
-        for region in zeros:
-            part = shared(region, block) if region else None
-            if part is None:
+        for constant in known:
+            content = constant.within(block) if constant is not None else None
+            if content is None:
                 continue
+            part, values = content
             covered = np.zeros(lengths, np.bool_) if covered is None else covered
             covered[part] = True
-            if stored[part].any():
-                first = np.argwhere(stored[part])[0] + [index.start for index in part]
-                yield Failure(file, name, f"is declared zero in {ROOT}, but isn't at {_words(first, block)}")
+            unequal = stored[part] != values
+            if unequal.any():
+                first = np.argwhere(unequal)[0] + [index.start for index in part]
+                what = "zero" if isinstance(values, int) else f"{values.tolist()}"
+                yield Failure(file, name, f"is declared {what} in {ROOT}, but isn't at {_words(first, block)}")
                 return
         if shards.root.partial is None and not complete and (covered is None or not covered.all()):
             covered = np.zeros(lengths, np.bool_) if covered is None else covered

@@ -63,11 +63,16 @@ class Shards:
             for file, tensor, piece in self._by_pattern.get(pattern, ()):
                 ids = piece.experts or ()
                 found += [Held(file, tensor, piece, n) for n, held in enumerate(ids) if str(held) == match.group()]
+        for file, tensor, piece in self._by_pattern.get(name, ()):
+            for n, expert in enumerate(piece.experts or ()):  # one stored tensor stacks them: each is an entry of it
+                entry = replace(piece, cuts=(Cut(((expert, expert + 1),)), *piece.cuts), at=(0, *piece.at))
+                found.append(Held(file, tensor, entry, n))
         return [in_items(held) for held in found]
 
     def read(self, reader: Reader, held: Held, spans: Sequence[Span], buffer: Array) -> Array:
         """The rectangle `spans` (of the shard tensor, one expert where stacked), as items of whole bytes."""
         item, shape = items(held.tensor.dtype, held.tensor.shape if held.position is None else held.tensor.shape[1:])
+        shape = (1,) * (len(spans) - len(shape)) + shape  # an entry of a stack
         manifest = self.manifests[held.file]
         start = manifest.header_size + held.tensor.offset + (held.position or 0) * math.prod(shape) * item
         lengths = [stop - first for first, stop in spans]

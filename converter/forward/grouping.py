@@ -113,8 +113,8 @@ def _problems(tensor: ShardTensor, sources: Sequence[Source], checkpoint: Checkp
         else:
             rows = source.at[0] + source.lengths[0] if shape else 1
             numbers = np.asarray(source.tensors)
-            if numbers.min(initial=0) < 0 or numbers.max(initial=0) >= len(checkpoint):
-                yield f"{source.pattern} is number {numbers.max()} of {len(checkpoint)} stored tensors"
+            if numbers.min(initial=0) < 0 or numbers.max(initial=0) >= len(checkpoint.shapes):
+                yield f"{source.pattern} is number {numbers.max()} of {len(checkpoint.shapes)} stored tensors"
                 return
             for kind in {(checkpoint.dtypes[n], checkpoint.shapes[n]) for n in numbers.tolist()}:
                 yield from _misfits(source, kind[0], kind[1], tensor.dtype)

@@ -60,5 +60,7 @@ def root_manifest(
     return Manifest(
         plan.checkpoint.family, identity.plan, source, carried, ranks, tuple(files), documents, placement.skipped,
         partial=identity.ranks,
-        constants=tuple(ConstantRegion(item.pattern, item.region, item.reason) for item in placement.constants),
+        constants=tuple(
+            ConstantRegion(item.pattern, item.region, item.reason, item.values) for item in placement.constants
+        ),
     )  # fmt: skip

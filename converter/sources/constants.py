@@ -1,4 +1,4 @@
-"""Declared constants: regions of stored tensors that no rank holds must be zero before anything is written."""
+"""Declared constants: regions of stored tensors that no rank holds must be what they are declared to be."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", 
 
 
 def check_constants(origin: Source, constants: Iterable[Constant]) -> None:
-    """Raise CheckpointError for the first element of a declared constant that isn't zero; read in small steps."""
+    """Raise CheckpointError for the first element of a declared constant that isn't what its constant declares; read in small steps."""
     checkpoint, buffer = origin.checkpoint, np.empty(STEP, np.uint8)
     with origin.reader(0) as reader:
         for constant in constants:
@@ -29,9 +29,18 @@ def check_constants(origin: Source, constants: Iterable[Constant]) -> None:
                     for first in range(start, start + length, STEP):
                         part = buffer[: min(STEP, start + length - first)]
                         reader.read(file, int(checkpoint.starts[number]) + first, part.data)
-                        wrong = np.flatnonzero(part)
+                        wrong = np.flatnonzero(part != content(constant, checkpoint.dtypes[number]))
                         if len(wrong):
                             _refuse(checkpoint, constant, number, reader, first + int(wrong[0]))
+
+
+def content(constant: Constant, dtype: str) -> Any:
+    """The bytes that the region holds: 0, or all of them where they are stated."""
+    if constant.values is None:
+        return 0
+    if dtype not in ("I32", "I64"):
+        raise PlanError(f"the constant {constant.values} of {constant.pattern} can't be held by {dtype}")
+    return np.array(constant.values, FLOATS[dtype]).view(np.uint8)
 
 
 def stretches(checkpoint: Checkpoint, number: int, constant: Constant) -> Iterator[tuple[int, int]]:
@@ -62,7 +71,8 @@ def _refuse(checkpoint: Checkpoint, constant: Constant, number: int, reader: Sto
     reader.read(file, int(checkpoint.starts[number]) + byte // item * item, memoryview(raw))
     at = ", ".join(str(int(index)) for index in np.unravel_index(byte // item, shape)) if shape else ""
     raise CheckpointError(
-        f"{checkpoint.names[number]} must be zero at {', '.join(f'{a}:{b}' for a, b in constant.region)} "
+        f"{checkpoint.label(number)} must be {'zero' if constant.values is None else list(constant.values)} at "
+        f"{', '.join(f'{a}:{b}' for a, b in constant.region)} "
         f"({constant.reason}), but its element [{at}] is {_value(dtype, bytes(raw))}; this isn't the layout that the "
         f"family table describes"
     )

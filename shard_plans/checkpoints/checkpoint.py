@@ -67,10 +67,23 @@ class Checkpoint:
     """xxh3-128 over the config's digest and every tensor's name, dtype and shape: what a plan belongs to."""
     carried: tuple[str, ...]
     """Files that a conversion carries along: configuration, tokenizer, chat template, index. Never code."""
+    stacks: tuple[tuple[int, int], ...] = field(default=(), repr=False)
+    """Tensors whose slices have rows of their own behind those of all tensors (`slices`), and how many each has."""
 
     def __len__(self) -> int:
         """Tensors."""
         return len(self.names)
+
+    def label(self, number: int) -> str:
+        """The name of the tensor in that row, for messages; of a slice with its place in the tensor."""
+        if number < len(self.names):
+            return self.names[number]
+        place = number - len(self.names)
+        for tensor, count in self.stacks:
+            if place < count:
+                return f"{self.names[tensor]}[{place}]"
+            place -= count
+        raise IndexError(number)
 
     def number(self, name: str) -> int:
         """The row of the tensor `name`."""

@@ -162,7 +162,8 @@ def _value(manifest: Manifest) -> dict[str, Any]:
         "skipped": [{"pattern": item.pattern, "count": item.count, "bytes": item.nbytes, "reason": item.reason}
                     for item in manifest.skipped],
         **({"constants": [{"pattern": item.pattern, "region": [list(span) for span in item.region],
-                           "reason": item.reason} for item in manifest.constants]} if manifest.constants else {}),
+                           "reason": item.reason, **({} if item.values is None else {"values": list(item.values)})}
+                          for item in manifest.constants]} if manifest.constants else {}),
         **({} if manifest.partial is None else {"partial": format_ids(manifest.partial)}),
     }  # fmt: skip
 
@@ -188,7 +189,8 @@ def _manifest(value: Mapping[str, Any]) -> Manifest:
         tuple(Skipped(entry["pattern"], entry["count"], entry["bytes"], entry["reason"])
               for entry in value["skipped"]),
         value["digest"],
-        tuple(ConstantRegion(entry["pattern"], tuple((a, b) for a, b in entry["region"]), entry["reason"])
+        tuple(ConstantRegion(entry["pattern"], tuple((a, b) for a, b in entry["region"]), entry["reason"],
+                             tuple(entry["values"]) if "values" in entry else None)
               for entry in value.get("constants", ())),
         parse_ids(value["partial"]) if "partial" in value else None,
     )  # fmt: skip

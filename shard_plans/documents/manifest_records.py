@@ -65,13 +65,15 @@ class RankFiles:
 
 @dataclass(frozen=True, slots=True)
 class ConstantRegion:
-    """A region of a stored tensor that is all zero and lies in no shard."""
+    """A region of a stored tensor whose content is known and that lies in no shard."""
 
     pattern: str
     """Stored name; `{expert}` stands for a number."""
     region: tuple[tuple[int, int], ...]
     """Half-open range of each dimension of the stored tensor."""
     reason: str
+    values: tuple[int, ...] | None = None
+    """The elements, in row-major order; None: all zero."""
 
 
 @dataclass(frozen=True, slots=True)

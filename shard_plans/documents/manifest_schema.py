@@ -59,9 +59,11 @@ SCHEMA = _object(
     skipped=_list(_object(pattern=_TEXT, count=_SIZE, bytes=_SIZE, reason=_TEXT)),
     digest=_HEX,
 )
+_CONSTANT = _object(pattern=_TEXT, region=_list(_SPAN), reason=_TEXT)
+_CONSTANT["properties"] |= {"values": {**_list(_SIZE), "minItems": 1, "maxItems": 16}}
 # Only where they say something, so that all other outputs stay what version 1 first was.
 SCHEMA["properties"] |= {
-    "constants": {**_list(_object(pattern=_TEXT, region=_list(_SPAN), reason=_TEXT)), "minItems": 1},
+    "constants": {**_list(_CONSTANT), "minItems": 1},
     "partial": _word(r"[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*"),
 }
 _Validator = jsonschema.validators.extend(  # type: ignore[no-untyped-call]

@@ -31,10 +31,15 @@ class Piece:
     """A region of a shard tensor and where it came from; the fields mean what those of `shards.Source` mean."""
 
     tensor: str
-    """Stored name, with `{expert}` where `experts` is given."""
+    """Stored name, with `{expert}` where each of `experts` has a tensor of its own."""
     experts: tuple[int, ...] | None
     cuts: tuple[Cut, ...]
     at: tuple[int, ...]
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the experts are entries of one stored tensor; `cuts` are of what one of them has of it."""
+        return self.experts is not None and "{expert}" not in self.tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +195,7 @@ def _piece(entry: dict[str, Any], name: str, shape: tuple[int, ...]) -> Piece:
     experts, region = None, shape
     if listed is not None:
         experts = parse_ids(listed) if type(listed) is str else _wrong(f"experts of tensor {name} isn't a word")
-        if not shape or len(experts) != shape[0] or "{expert}" not in pattern:
+        if not shape or len(experts) != shape[0]:
             _wrong(f"tensor {name} {brief(shape)} stacks {len(experts)} experts of {brief(pattern)}")
         region = shape[1:]
     at = _numbers(entry["at"], name)

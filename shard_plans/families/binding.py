@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from shard_plans.checkpoints.checkpoint import Checkpoint
+from shard_plans.checkpoints.headers import brief
+from shard_plans.checkpoints.slices import sliced
 from shard_plans.errors import CheckpointError
 from shard_plans.families.family import Family
 from shard_plans.families.formats import PLAIN_DTYPES, config_format
@@ -49,6 +51,7 @@ def bind(checkpoint: Checkpoint, family: Family) -> Binding:
     notes: list[str] = []
     model = _announced_mtp(model, names, notes)
     parameters: list[Parameter] = []
+    checkpoint = _sliced(checkpoint, rows, names, model)
     for row, layer, index in _places(rows, model, family.holes):
         parameter = make_parameter(checkpoint, names, row, layer, index, stored_as)
         if parameter is not None:
@@ -70,6 +73,21 @@ def bind(checkpoint: Checkpoint, family: Family) -> Binding:
         check_roles({**model.words, **layer.words}, here, family.name, f"layer {layer.index}")
     model = replace(model, tied="head" not in by_role)
     return Binding(checkpoint, family, model, tuple(parameters), doubled, tuple(notes))
+
+
+def _sliced(checkpoint: Checkpoint, rows: list[Row], names: Names, model: Model) -> Checkpoint:
+    """Tensors that stack experts get a row for each expert, which stands in `names` from then on."""
+    stacks = names.stacks(rows)
+    for number in stacks.values():
+        shape, experts = checkpoint.shapes[number], model.sizes["experts"]
+        if not shape or shape[0] != experts:
+            raise CheckpointError(
+                f"{checkpoint.folder}: tensor {checkpoint.names[number]} has shape {brief(list(shape))}, "
+                f"config.json makes it {experts} experts"
+            )
+    checkpoint, slices = sliced(checkpoint, sorted(stacks.values()))
+    names.found.update({key: dict(enumerate(slices[number])) for key, number in stacks.items()})
+    return checkpoint
 
 
 def _head_name(rows: list[Row]) -> str:

@@ -49,6 +49,11 @@ class Dim:
                     yield from factor.inner.factors()
 
     @property
+    def stacks(self) -> bool:
+        """Whether this is `ep(SIZE)` alone: the experts of a stacked tensor."""
+        return len(self.terms) == 1 and len(self.terms[0]) == 1 and self.terms[0][0].axis == "ep"
+
+    @property
     def marks(self) -> frozenset[tuple[str, str]]:
         """(axis, size) of each dealt factor."""
         return frozenset((f.axis, f.size) for f in self.factors() if f.axis and f.size)

@@ -21,6 +21,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
     ast.Mod: operator.mod,
 }
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {

@@ -41,7 +41,10 @@ class Family:
     blocks: tuple[tuple[Section | None, Mapping[str, Any]], ...]
     """Words for the model (None) or a section; later ones win."""
     text: str | None
-    """The config section of the language model: keys are looked up there first, then at the root."""
+    """The config section of the language model: keys are looked up there first, then at the root.
+
+    With `?` behind it a config may lack it, and is all of the language model then.
+    """
     stored: str | None
     """The only type of plain rows that don't state one."""
     holes: Mapping[str, str]
@@ -99,9 +102,25 @@ def _resolve(path: Path, depth: int = 0) -> dict[str, Any]:
     found = next((p for p in (path.parent / f"{parent}.yaml", FOLDER / f"{parent}.yaml") if p.is_file()), None)
     if found is None:
         raise FamilyError(f"family table {path.name} extends {parent!r}, which is neither beside it nor bundled")
-    merged = _merge(_resolve(found, depth + 1), table, path.name)
+    merged = _merge(_renamed(_resolve(found, depth + 1), table.pop("rename", {})), table, path.name)
     merged["family"], merged["match"] = table["family"], table["match"]
     return merged
+
+
+def _renamed(base: dict[str, Any], prefixes: Mapping[str, str]) -> dict[str, Any]:
+    """The table with other beginnings of stored names; a name takes the first that fits."""
+
+    def renamed(name: str) -> str:
+        old = next((old for old in prefixes if name.startswith(old)), "")
+        return prefixes[old] + name[len(old) :] if old else name
+
+    if not prefixes:
+        return base
+    sections = {
+        section: rows if section.startswith("layer") else {renamed(name): row for name, row in rows.items()}
+        for section, rows in base["tensors"].items()
+    }
+    return {**base, "prefix": renamed(base["prefix"]), "tensors": sections}
 
 
 def _merge(base: dict[str, Any], change: dict[str, Any], where: str, trail: str = "") -> dict[str, Any]:

@@ -32,6 +32,27 @@ class Format:
     """Values in one stored element, along the columns."""
     scale_suffix: str
     scale_dtypes: tuple[str, ...]
+    fold: int = 1
+    """Stored elements of the values that make the last dimension, where the columns are stored in two."""
+    shape_suffix: str | None = None
+    """Of a stored tensor that repeats the rows and columns of the values; None where there is none."""
+    shape_dtypes: tuple[str, ...] = ()
+
+    def suffixes(self) -> dict[str, str]:
+        """Part of a parameter -> what stands behind its name."""
+        shape = {} if self.shape_suffix is None else {"shape": self.shape_suffix}
+        return {"values": self.values_suffix, "scale": self.scale_suffix, **shape}
+
+    def values_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """How values of this shape are stored. ValueError where a stored element would be left half full."""
+        whole = self.pack * self.fold
+        if shape[-1] % whole:
+            raise ValueError(f"{self.name} keeps {whole} values together, and {shape[-1]} columns aren't whole ones")
+        return (*shape[:-1], shape[-1] // whole, *((self.fold,) if self.fold > 1 else ()))
+
+    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the scales of values of this shape."""
+        return (*shape[:-2], -(-shape[-2] // self.block[0]), -(-shape[-1] // self.block[1]))
 
 
 @cache
@@ -40,9 +61,14 @@ def _formats() -> dict[str, Any]:
     return dict(data)
 
 
-def pack_of(name: str) -> int:
-    """Values in one stored element of the format `name`; 1 for one that isn't known."""
-    return int(_formats().get(name, {}).get("values", {}).get("pack", 1))
+def column_steps(name: str) -> tuple[int, ...]:
+    """How many values along the columns an element spans, in each stored dimension that columns are kept in.
+
+    `(8,)` for words of eight values, `(32, 2)` where they are stored as [blocks of 32, bytes of 2].
+    """
+    values = _formats().get(name, {}).get("values", {})
+    pack, fold = int(values.get("pack", 1)), int(values.get("fold", 1))
+    return (pack * fold, pack) if fold > 1 else (pack,)
 
 
 def config_format(config: Mapping[str, Any]) -> Format | None:
@@ -65,10 +91,11 @@ def config_format(config: Mapping[str, Any]) -> Format | None:
             continue
         if not (isinstance(block, list) and len(block) == 2 and all(type(n) is int and 0 < n < 1 << 20 for n in block)):
             raise ConfigError(f"config.json: quantisation block size {block!r}; two whole numbers above 0 are wanted")
-        values, scale = entry["values"], entry["scale"]
+        values, scale, shape = entry["values"], entry["scale"], entry.get("shape", {})
         return Format(
             name, (block[0], block[1]), values["suffix"], tuple(values["dtype"]), int(values.get("pack", 1)),
-            scale["suffix"], tuple(scale["dtype"]),
+            scale["suffix"], tuple(scale["dtype"]), int(values.get("fold", 1)), shape.get("suffix"),
+            tuple(shape.get("dtype", ())),
         )  # fmt: skip
     section = config["quantization_config"]
     words = [section.get(key) for key in ("quant_method", "format")] if isinstance(section, dict) else [section]

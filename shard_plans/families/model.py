@@ -102,8 +102,9 @@ def bind_model(family: Family, config: Mapping[str, Any]) -> Model:
 
 def lookup(family: Family, config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Where the table's keys are looked up: its text section, behind that the root, behind that its defaults."""
-    section = config.get(family.text) if family.text is not None else None
-    if family.text is not None and not isinstance(section, Mapping):
+    section = config.get(family.text.rstrip("?")) if family.text is not None else None
+    needed = family.text is not None and not (family.text.endswith("?") and section is None)
+    if needed and not isinstance(section, Mapping):
         raise ConfigError(
             f"config.json lacks the section {family.text!r}, in which the family {family.name} is described"
         )
@@ -167,10 +168,12 @@ def _words(family: Family, config: Mapping[str, Any], kinds: dict[str, str], mtp
 
 
 def _fill(values: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Words with `=key` read from the config; `=key?` is left out where the key is absent or null."""
+    """Words with `=key`, or a list of such, read from the config; `=key?` is left out where there is no such key."""
     filled = {}
     for word, value in values.items():
-        if isinstance(value, str) and value.startswith("="):
+        if isinstance(value, list):
+            filled[word] = first_value([choice[1:] for choice in value], config)
+        elif isinstance(value, str) and value.startswith("="):
             try:
                 filled[word] = first_value(value[1:].rstrip("?"), config)
             except MissingKey:

@@ -46,18 +46,23 @@ class Names:
     def take(self, row: Row, part: str, index: int | None, model: Model) -> Numbers | None:
         """Tensor numbers in expert order; None where none is stored. CheckpointError where some experts lack it.
 
-        `part`: plain, or the values or the scale of the quantised format; `index`: the layer, or the tower's block.
+        `part`: plain, or the values, scale or shape of the quantised format; `index`: the layer, or the tower's block.
         """
         found = self.found.get((id(row), part, index))
         if found is None:
             return None
-        count = model.sizes["experts"] if row.per_expert else 1
+        count = model.sizes["experts"] if row.per_expert or row.stacked else 1
         if len(found) < count:
             lost = next(number for number in range(count) if number not in found)
             raise CheckpointError(
                 f"tensor {self.stored_name(row, part, index, lost)} is missing: {len(found)} of {count} experts have it"
             )
         return np.fromiter((found[expert] for expert in range(count)), np.int64, count)
+
+    def stacks(self, rows: Sequence[Row]) -> dict[tuple[int, str, int | None], int]:
+        """Where in `found` a stored tensor stacks all experts, and which tensor it is."""
+        stacked = {id(row) for row in rows if row.stacked}
+        return {key: numbers[0] for key, numbers in self.found.items() if key[0] in stacked}
 
     def stored_name(self, row: Row, part: str, index: int | None, expert: int | None = 0) -> str:
         """The name under which a part of the row is stored; without an expert its hole is kept."""
@@ -81,9 +86,7 @@ def match_names(
 
     Raises CheckpointError where two rows claim one name.
     """
-    suffixes = {"plain": ""}
-    if format is not None:
-        suffixes |= {"values": format.values_suffix, "scale": format.scale_suffix}
+    suffixes = {"plain": "", **(format.suffixes() if format is not None else {})}
     entries: dict[str, Entry] = {}
     for row in rows:
         for part, suffix in suffixes.items() if row.quant else [("plain", "")]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,14 @@ class Part:
     used: tuple[int, ...]
     """What of it means something: shorter than `shape` where a dimension ends in a tail of zeros."""
     tensors: Numbers = field(compare=False, repr=False)
-    """Numbers of the stored tensors in the checkpoint: one an expert in order, or one."""
+    """Rows of the checkpoint: one tensor, or one an expert in order; or the slices of one tensor that stacks them."""
+    stacked: bool = False
+    """Whether one stored tensor holds all experts."""
+
+    @property
+    def stored(self) -> int:
+        """Stored tensors."""
+        return 1 if self.stacked else len(self.tensors)
 
     @property
     def nbytes(self) -> int:
@@ -58,6 +65,8 @@ class Parameter:
     """Quantised format; None where the values are plain."""
     parts: tuple[Part, ...]
     per_expert: bool
+    shape: Part | None = None
+    """Stored tensors that only repeat the rows and columns of the values, where the format has such."""
 
     @property
     def block(self) -> tuple[int, int] | None:
@@ -108,37 +117,53 @@ def make_parameter(
         )
     if scale is None and format is not None:
         _refuse_lost_scale(checkpoint, names, row, index, values, format)
-    shape = _stored_shape(checkpoint, row, values, model)
+    dims = row.dims[1:] if row.stacked else row.dims
+    shape, facts = _stored_shape(checkpoint, dims, values, model), None
     if scale is None or format is None:
         plain_types = (row.dtype,) if row.dtype is not None else context.plain
-        used = tuple(extent(dim, model.sizes) for dim in row.dims)
+        used = tuple(extent(dim, model.sizes) for dim in dims)
         parts, format = [_part(checkpoint, "values", where, values, shape, plain_types, used)], None
     else:
-        parts = _quantised(checkpoint, where, values, shape, format)
-        grid = (*shape[:-2], -(-shape[-2] // format.block[0]), -(-shape[-1] // format.block[1]))
+        if row.quant == "swapped":
+            shape, dims = (*shape[:-2], shape[-1], shape[-2]), (*dims[:-2], dims[-1], dims[-2])
+        try:
+            elements = format.values_shape(shape)
+        except ValueError as error:
+            raise CheckpointError(
+                f"{checkpoint.folder}: {where} can't be stored as config.json says: {error}"
+            ) from None
+        parts = [_part(checkpoint, "values", where, values, elements, format.values_dtypes)]
         name = names.stored_name(row, "scale", index, None)
-        parts.append(_part(checkpoint, "scale", name, scale, grid, format.scale_dtypes))
+        parts.append(_part(checkpoint, "scale", name, scale, format.scale_shape(shape), format.scale_dtypes))
+        facts = _repeated_shape(checkpoint, names, row, index, model, format)
+    if row.stacked:
+        parts = [replace(part, stacked=True) for part in parts]
     at, number = (layer.index, None) if layer is not None else (None, index)
     stage = "mtp" if layer is not None and layer.mtp else row.section.stage
-    return Parameter(row.role, at, number, stage, row.dims, format, tuple(parts), row.per_expert)
+    per_expert = row.per_expert or row.stacked
+    return Parameter(row.role, at, number, stage, dims, format, tuple(parts), per_expert, facts)
 
 
-def _quantised(
-    checkpoint: Checkpoint, where: str, values: Numbers, shape: tuple[int, ...], format: Format
-) -> list[Part]:
-    if shape[-1] % format.pack:
+def _repeated_shape(
+    checkpoint: Checkpoint, names: Names, row: Row, index: int | None, model: Model, format: Format
+) -> Part | None:
+    """The stored tensors that say how large the values are."""
+    if format.shape_suffix is None:
+        return None
+    found = names.take(row, "shape", index, model)
+    if found is None:
         raise CheckpointError(
-            f"{checkpoint.folder}: {where} packs {format.pack} values in one, config.json makes {shape[-1]} columns"
+            f"{checkpoint.folder}: tensor {names.stored_name(row, 'shape', index)} is missing; "
+            f"the format {format.name} stores it beside the values"
         )
-    packed = (*shape[:-1], shape[-1] // format.pack)
-    return [_part(checkpoint, "values", where, values, packed, format.values_dtypes)]
+    return _part(checkpoint, "shape", names.stored_name(row, "shape", index, None), found, (2,), format.shape_dtypes)
 
 
-def _stored_shape(checkpoint: Checkpoint, row: Row, values: Numbers, model: Model) -> tuple[int, ...]:
+def _stored_shape(checkpoint: Checkpoint, dims: tuple[Dim, ...], values: Numbers, model: Model) -> tuple[int, ...]:
     """The shape that config.json makes; a dimension with a tail of zeros is as long as the header says."""
-    shape = [extent(dim, model.sizes) for dim in row.dims]
+    shape = [extent(dim, model.sizes) for dim in dims]
     found = checkpoint.shapes[int(values[0])]
-    for axis, dim in enumerate(row.dims):
+    for axis, dim in enumerate(dims):
         if dim.zeros and len(found) == len(shape):
             shape[axis] = max(shape[axis], found[axis])
     return tuple(shape)
@@ -172,7 +197,7 @@ def _part(
     """Check the stored tensors of a part against the formula; all experts must share one type."""
     dtype = checkpoint.dtypes[int(tensors[0])]
     for number in tensors.tolist():
-        name = checkpoint.names[number]
+        name = checkpoint.label(number)
         if checkpoint.shapes[number] != shape:
             raise CheckpointError(
                 f"{checkpoint.folder}: tensor {name} has shape {brief(list(checkpoint.shapes[number]))}, "
@@ -186,6 +211,6 @@ def _part(
         if checkpoint.dtypes[number] != dtype:
             raise CheckpointError(
                 f"{checkpoint.folder}: tensor {name} is stored as {checkpoint.dtypes[number]}, "
-                f"{checkpoint.names[int(tensors[0])]} as {dtype}; experts of one layer must share a type to be stacked"
+                f"{checkpoint.label(int(tensors[0]))} as {dtype}; experts of one layer must share a type to be stacked"
             )
     return Part(kind, pattern, dtype, shape, used if used is not None else shape, tensors)

@@ -23,6 +23,6 @@ def expected_parameters(family: Family, model: Model) -> int:
         places = model.sizes[family.holes[row.hole]] if row.hole is not None else 1
         if row.section.stage == "layer":
             places = sum(row.section.applies(dict(layer.kinds), False) for layer in model.forward_layers)
-        experts = model.sizes["experts"] if row.per_expert else 1
+        experts = model.sizes["experts"] if row.per_expert else 1  # stacked rows count them as a dimension
         total += places * experts * math.prod(extent(dim, model.sizes) for dim in row.dims)
     return total

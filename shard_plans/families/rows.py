@@ -45,8 +45,8 @@ class Row:
     role: str
     section: Section
     dims: tuple[Dim, ...]
-    quant: bool = False
-    """May be stored in the config's quantised format."""
+    quant: bool | str = False
+    """May be stored in the config's quantised format; `swapped`: with the last two dimensions exchanged then."""
     bias: bool | str = False
     """Has a bias under NAME.bias: always, never, or when the expression holds."""
     condition: str | None = None
@@ -66,6 +66,11 @@ class Row:
     def per_expert(self) -> bool:
         """Whether the stored name has a hole for the expert number."""
         return "{expert}" in self.name
+
+    @property
+    def stacked(self) -> bool:
+        """Whether one stored tensor holds all experts, one after the other."""
+        return self.dims[0].stacks
 
     @property
     def hole(self) -> str | None:
@@ -96,6 +101,10 @@ def parse_row(name: str, text: str, section: Section, prefix: str) -> Row:
     dims = tuple(parse_dim(dim) for dim in shape.split(","))
     if len(dims) > MOST_DIMS:
         raise FamilyError(f"row {name!r} has {len(dims)} dimensions; at most {MOST_DIMS} are possible")
+    if any(mark[0] == "ep" for dim in dims for mark in dim.marks):
+        others = [mark for dim in dims[1:] for mark in dim.marks if mark[0] == "ep"]
+        if not dims[0].stacks or others or "{expert}" in name or len(dims) == 1:
+            raise FamilyError(f"row {name!r}: ep(experts) is the whole first dimension of stacked experts")
     axes = [axis for dim in dims for axis in sorted({mark[0] for mark in dim.marks})]
     if len(axes) != len(set(axes)):
         raise FamilyError(f"row {name!r}: two dimensions are cut along {axes[0]}; its ranks would not cover the tensor")
@@ -103,14 +112,16 @@ def parse_row(name: str, text: str, section: Section, prefix: str) -> Row:
     for word, argument in _flags(flags, name):
         if word in ("quant", "optional", "bias") and argument is None:
             row[word] = True
+        elif (word, argument) == ("quant", "swapped"):
+            row[word] = argument
         elif word in ("bias", "if", "tied") and argument:
             row["condition" if word == "if" else word] = argument
         elif word in DTYPE_FLAGS and argument is None:
             row["dtype"] = word
         else:
-            known = "quant, bias, bias(EXPR), if(EXPR), optional, tied(ROLE), " + ", ".join(DTYPE_FLAGS)
+            known = "quant, quant(swapped), bias, bias(EXPR), if(EXPR), optional, tied(ROLE), " + ", ".join(DTYPE_FLAGS)
             raise FamilyError(f"row {name!r}: unknown flag {word!r}; known: {known}")
-    if row.get("quant") and len(dims) < 2:
+    if row.get("quant") and len(dims) - dims[0].stacks < 2:
         raise FamilyError(f"row {name!r}: only a row of two dimensions or more can be quantised")
     stored = prefix + name if section.stage == "layer" else name
     if ("{layer}" in stored) != (section.stage == "layer"):
@@ -145,7 +156,7 @@ def _flags(text: str, name: str) -> list[tuple[str, str | None]]:
 def bias_row(row: Row) -> Row:
     """The bias that `row` announces: NAME.bias, cut like the output; whole where only the input is cut."""
     stem = row.name.removesuffix(".weight")
-    if stem == row.name or len(row.dims) != 2:
-        raise FamilyError(f"row {row.name!r}: `bias` needs a two-dimensional row whose name ends in .weight")
+    if stem == row.name or row.stacked:
+        raise FamilyError(f"row {row.name!r}: `bias` needs a row whose name ends in .weight, and no stacked experts")
     condition = row.bias if isinstance(row.bias, str) else None
     return Row(stem + ".bias", row.role + ".bias", row.section, row.dims[:1], condition=condition)

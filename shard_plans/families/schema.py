@@ -37,10 +37,11 @@ FAMILY_SCHEMA: dict[str, Any] = {
                 "count": _EXPRESSION,
                 "mtp": {"type": "object", "required": ["count"], "additionalProperties": _EXPRESSION},
             },
-            "additionalProperties": _KIND,
+            "additionalProperties": {"anyOf": [_KIND, _REMOVED]},
         },
         "prefix": {"type": "string"},
-        "text": _NAME,
+        "rename": {"type": "object", "additionalProperties": {"type": "string"}, "minProperties": 1},
+        "text": {"type": "string", "pattern": r"^[a-z][a-z0-9_]*\??$"},
         "stored": {"enum": ["BF16", "F16", "F32"]},
         "holes": {"type": "object", "propertyNames": _NAME, "additionalProperties": _NAME},
         "tensors": {
@@ -50,9 +51,14 @@ FAMILY_SCHEMA: dict[str, Any] = {
         "blocks": {
             "type": "object",
             "additionalProperties": {
-                "type": "object",
+                "type": ["object", "null"],
                 "propertyNames": _NAME,
-                "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+                "additionalProperties": {
+                    "anyOf": [
+                        {"type": ["string", "number", "boolean", "null"]},
+                        {"type": "array", "items": {"type": "string", "pattern": "^="}, "minItems": 1},
+                    ]
+                },
             },
         },
     },

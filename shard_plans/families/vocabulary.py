@@ -40,10 +40,12 @@ def check_roles(words: Mapping[str, Any], roles: Iterable[str], family: str, whe
     present, read = set(roles), set()
     for slot, blocks in slots.items():
         for role in blocks[words[slot]].split() if slot in words else ():
-            read.add(role.rstrip("?"))
-            if not role.endswith("?") and role not in present:
+            choices = role.rstrip("?").split("|")
+            read.update(choices)
+            if not role.endswith("?") and not present.intersection(choices):
                 raise FamilyError(
-                    f"family {family}, {where}: the {slot} block {words[slot]} reads {role}, which no row gives"
+                    f"family {family}, {where}: the {slot} block {words[slot]} reads {' or '.join(choices)}, "
+                    f"which no row gives"
                 )
     unread = present - read - {role.rstrip("?") for role in _vocabulary()["always"].split()}
     if unread:

@@ -104,17 +104,20 @@ def _refuse_padding(parameter: Parameter, taken: list[Taken]) -> None:
 
 
 def _values(taken: list[Taken], parameter: Parameter) -> tuple[tuple[Cut, ...], tuple[int, ...]]:
-    """The values taken, in stored elements: a packed element must not be cut."""
-    pack = parameter.format.pack if parameter.format is not None else 1
+    """The values taken, in stored elements: a packed element, or a block that is stored together, must not be cut."""
+    fold = parameter.format.fold if parameter.format is not None else 1
+    step = parameter.format.pack * fold if parameter.format is not None else 1
     last = taken[-1]
-    if any(border % pack for run in last.runs for border in run):
+    if any(border % step for run in last.runs for border in run):
         raise PlanError(
-            f"{parameter.parts[0].pattern}: this plan cuts its columns at {last.runs}, inside an element of {pack} "
-            f"packed values; choose a smaller tp or etp"
+            f"{parameter.parts[0].pattern}: this plan cuts its columns at {last.runs}, inside {step} values that are "
+            f"stored together; choose a smaller tp or etp"
         )
-    runs = tuple((start // pack, stop // pack) for start, stop in last.runs)
-    cuts = (*(Cut(t.runs) for t in taken[:-1]), Cut(runs))
-    return cuts, (*(t.length for t in taken[:-1]), last.length // pack)
+    inner = (fold,) if fold > 1 else ()
+    cuts = (*(Cut(t.runs) for t in taken[:-1]), Cut(tuple((start // step, stop // step) for start, stop in last.runs)))
+    return (*cuts, *(Cut(((0, size),)) for size in inner)), (
+        *(t.length for t in taken[:-1]), last.length // step, *inner,
+    )  # fmt: skip
 
 
 def _scale(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from shard_plans.documents.plan import Plan
 from shard_plans.errors import GridError
 from shard_plans.families.binding import Binding
-from shard_plans.families.dims import Share, divides
+from shard_plans.families.dims import Share, divides, extent
 from shard_plans.families.parameter import Parameter
 from shard_plans.placement.cuts import Cutter
 from shard_plans.placement.grid import Grid
@@ -105,18 +105,28 @@ def skipped(binding: Binding, plan: Plan) -> tuple[Skipped, ...]:
         return ()
     reason = "multi-token-prediction layer left out by --mtp drop"
     parameters = [parameter for parameter in binding.parameters if parameter.stage == "mtp"]
-    return tuple(Skipped(part.pattern, len(part.tensors), part.nbytes, reason) for p in parameters for part in p.parts)
+    return tuple(
+        Skipped(part.pattern, part.stored, part.nbytes, reason)
+        for p in parameters
+        for part in (*p.parts, *([p.shape] if p.shape is not None else []))
+    )
 
 
 def constants(binding: Binding, plan: Plan) -> tuple[Constant, ...]:
-    """The tails of zeros that no rank holds."""
+    """What no rank holds because it is known: tails of zeros, and tensors that repeat the shape of others."""
     found = []
     for parameter in binding.parameters:
+        if parameter.stage == "mtp" and plan.mtp == "drop":
+            continue
         part = parameter.parts[0]
         for axis, (used, stored) in enumerate(zip(part.used, part.shape, strict=True)):
-            if used < stored and not (parameter.stage == "mtp" and plan.mtp == "drop"):
+            if used < stored:
                 region = tuple((used if a == axis else 0, length) for a, length in enumerate(part.shape))
                 found.append(Constant(part.pattern, region, part.tensors, f"{parameter.role}: zeros behind its {used}"))
+        if parameter.shape is not None:
+            size = tuple(extent(dim, binding.model.sizes) for dim in parameter.dims[-2:])
+            reason = f"{parameter.role}: rows and columns of the values"
+            found.append(Constant(parameter.shape.pattern, ((0, 2),), parameter.shape.tensors, reason, size))
     return tuple(found)
 
 

@@ -32,15 +32,15 @@ class Source:
     """A region of a shard tensor, copied from one stored tensor, or from one stored tensor an expert."""
 
     pattern: str
-    """Stored name; `{expert}` stands for the expert number where `experts` is given."""
+    """Stored name; `{expert}` stands for the expert number where each has a tensor of its own."""
     experts: tuple[int, ...] | None
     """Expert ids in the order in which they are stacked along the target's first dimension; None: not an expert."""
     cuts: tuple[Cut, ...]
-    """One for each dimension of the stored tensor."""
+    """One for each dimension of the stored tensor; of what an expert has of it, where it stacks them."""
     at: tuple[int, ...]
     """Where the region starts in the target, without the stacked dimension."""
     tensors: np.ndarray[Any, np.dtype[np.int64]] = field(compare=False, repr=False)
-    """Numbers of the stored tensors in the checkpoint, one an expert, or one."""
+    """Rows of the checkpoint: one tensor, or one an expert (a tensor, or a slice of one that stacks the experts)."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -105,7 +105,9 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A region of a stored tensor that is all zero and that no rank holds; conversion checks it, restore writes it."""
+    """A region of a stored tensor whose content is known and that no rank holds: conversion checks it, restore writes
+    it.
+    """
 
     pattern: str
     """Stored name."""
@@ -114,6 +116,8 @@ class Constant:
     tensors: np.ndarray[Any, np.dtype[np.int64]] = field(compare=False, repr=False)
     """Numbers of the stored tensors in the checkpoint."""
     reason: str
+    values: tuple[int, ...] | None = None
+    """The elements, whole numbers in row-major order; None: all zero."""
 
 
 @dataclass(frozen=True, slots=True)

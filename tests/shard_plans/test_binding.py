@@ -124,7 +124,7 @@ def test_the_first_difference_is_named(tmp_path: Path, change: Callable[[Tensors
         (
             lambda c: c.update(model_type="mamba2"),
             FamilyError,
-            "'mamba2' is an unknown architecture; known: deepseek_v3",
+            "'mamba2' is an unknown architecture; known: deepseek_v2, deepseek_v3",
         ),
         (lambda c: c.pop("num_local_experts"), ConfigError, "lacks 'num_local_experts'"),
         (
