@@ -19,7 +19,7 @@ FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", 
 
 
 def check_constants(origin: Source, constants: Iterable[Constant]) -> None:
-    """Raise CheckpointError for the first element of a declared constant that isn't what its constant declares; read in small steps."""
+    """Raise CheckpointError for the first element that isn't what its constant declares; read in small steps."""
     checkpoint, buffer = origin.checkpoint, np.empty(STEP, np.uint8)
     with origin.reader(0) as reader:
         for constant in constants:
