@@ -62,7 +62,7 @@ def convert(
         if clash:
             raise PlanError(f"a plan and {', '.join(clash)} were both given; the plan says the sizes already")
         plan = plan if isinstance(plan, Plan) else read_plan(Path(plan))
-    check_plan(plan, binding)
+    plan = check_plan(plan, binding)
     placement = place(binding, plan)
     plan = with_ledger(plan, binding)
     result = convert_placed(binding.checkpoint, binding, plan, placement, Path(out), workers, progress, options)

@@ -11,10 +11,11 @@ import click
 
 from shard_plans.console import emit, remark
 from shard_plans.documents.plan import write_plan
+from shard_plans.memory.cluster import parse_cluster
 from shard_plans.options import SIZES, Verb, contradictions, family_option, json_option, sizes_options
 from shard_plans.report import plan_json, show_inspection, show_plan
 from shard_plans.report_lines import by_option, lines_json, show_lines
-from shard_plans.verbs import count_memory, inspect, itemise, plan_memory
+from shard_plans.verbs import count_memory, inspect, itemise, open_model, plan_memory
 from shard_plans.workload_options import LOAD, workload_options
 
 
@@ -45,14 +46,19 @@ def plan_memory_command(
         clash = contradictions(ctx, (*SIZES, *LOAD))
         if clash:
             raise click.UsageError(f"--plan contradicts {', '.join(clash)}: the plan says it already")
-        found = count_memory(checkpoint, plan, cluster, options["family"])
+        model = open_model(checkpoint, options["family"])
+        found = count_memory(model, plan, cluster)
     elif cluster is None:
         raise click.UsageError("give --cluster NODESxCARDS:CARD to plan for, or --plan FILE to count its memory")
     else:
-        found = plan_memory(checkpoint, cluster, **options)
+        parse_cluster(cluster)  # refused before headers are read
+        model = open_model(checkpoint, options.pop("family"))
+        found = plan_memory(model, cluster, **options)
+    for note in model.notes:
+        remark(f"note: {note}")
     if output:
         write_plan(found, Path(output))
-    lines = itemise(checkpoint, found, by, options["family"]) if by != "rank" else ()
+    lines = itemise(model, found, by) if by != "rank" else ()
     if as_json:
         emit({**plan_json(found), **lines_json(by, lines)})
     else:

@@ -6,16 +6,17 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from shard_plans.checkpoints.checkpoint import INDEX, Checkpoint, load_object, open_checkpoint
+from shard_plans.checkpoints.config_file import config_alone, read_config
 from shard_plans.documents.manifest import ROOT, Manifest, read_manifest, read_shard_manifest
 from shard_plans.documents.plan import Plan, read_plan
 from shard_plans.errors import CheckpointError, FamilyError, ReshardError
+from shard_plans.families.agreement import check_agreement
 from shard_plans.families.binding import Binding, bind
+from shard_plans.families.config_binding import bind_config
 from shard_plans.families.family import Family, load_family, read_family
 from shard_plans.families.model import Model, bind_model
-from shard_plans.families.parameters import expected_parameters
 from shard_plans.placement.grid import Grid
 from shard_plans.placement.shards import ShardTensor
 
@@ -81,7 +82,8 @@ def inspect(path: Path, family: Path | None = None) -> Inspection:
             raise CheckpointError(
                 f"{path} has neither config.json (a checkpoint) nor {ROOT} (a finished output); inspect takes {KNOWN}"
             )
-        return _checkpoint(open_checkpoint(path), family)
+        alone = config_alone(path)
+        return _config(alone, family) if alone is not None else _checkpoint(open_checkpoint(path), family)
     if not path.is_file():
         raise CheckpointError(f"{path} doesn't exist; inspect takes {KNOWN}")
     if path.name in (ROOT, INDEX, PLAN) and (path.parent / ROOT).is_file():
@@ -91,10 +93,7 @@ def inspect(path: Path, family: Path | None = None) -> Inspection:
     if path.suffix in (".yaml", ".yml"):
         return _plan(path, read_plan(path))
     if path.suffix == ".json":
-        config = load_object(path.parent, path.name)
-        if "model_type" not in config:
-            raise CheckpointError(f"{path} isn't a config.json: it has no model_type; inspect takes {KNOWN}")
-        return _config(path, config, family)
+        return _config(path, family)
     raise CheckpointError(f"{path} is neither a folder, a .json nor a .yaml file; inspect takes {KNOWN}")
 
 
@@ -109,9 +108,13 @@ def _checkpoint(checkpoint: Checkpoint, family: Path | None) -> Inspection:
             raise
         return replace(found, notes=(str(error),))
     binding = bind(checkpoint, table)
+    return _bound(found, binding, check_agreement(binding))
+
+
+def _bound(found: Inspection, binding: Binding, notes: tuple[str, ...] = ()) -> Inspection:
     return replace(
         _with_model(found, binding.model), parameters=_parameters(binding), groups=_source_groups(binding),
-        notes=binding.notes,
+        notes=(*binding.notes, *notes),
     )  # fmt: skip
 
 
@@ -132,11 +135,10 @@ def _parameters(binding: Binding) -> int:
 
 
 def _source_groups(binding: Binding) -> tuple[Group, ...]:
-    sizes = binding.checkpoint.sizes
     return _groups(
-        (parameter.group, len(part.tensors), int(sizes[part.tensors].sum()), part.dtype)
+        (parameter.group, part.stored, part.nbytes, part.dtype)
         for parameter in binding.parameters
-        for part in parameter.parts
+        for part in parameter.all_parts
     )
 
 
@@ -149,7 +151,9 @@ def _groups(rows: Iterable[tuple[str, int, int, str]]) -> tuple[Group, ...]:
     return tuple(Group(name, count, size, tuple(sorted(dtypes))) for name, (count, size, dtypes) in found.items())
 
 
-def _config(path: Path, config: dict[str, Any], family: Path | None) -> Inspection:
+def _config(path: Path, family: Path | None) -> Inspection:
+    """The tensors are those that a checkpoint of this config.json holds, by the family table."""
+    config, digest = read_config(path)
     found = Inspection("config", str(path))
     try:
         table = load_family(config, family)
@@ -157,12 +161,8 @@ def _config(path: Path, config: dict[str, Any], family: Path | None) -> Inspecti
         if family is not None:
             raise
         return replace(found, notes=(str(error),))
-    model = bind_model(table, config)
-    mtp = len(model.layers) - len(model.forward_layers)
-    note = f"parameters are counted without the {mtp} multi-token-prediction layer(s), which may not be stored"
-    return replace(
-        _with_model(found, model), parameters=expected_parameters(table, model), notes=(note,) if mtp else ()
-    )  # fmt: skip
+    binding = bind_config(config, digest, path, table)
+    return _bound(replace(found, tensors=len(binding.source), bytes=binding.source.total_bytes), binding)
 
 
 def _plan(path: Path, plan: Plan) -> Inspection:

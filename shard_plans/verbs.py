@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from shard_plans.checkpoints.checkpoint import open_checkpoint
+from shard_plans.checkpoints.config_file import config_alone, read_config
 from shard_plans.documents.plan import Plan, read_plan
 from shard_plans.documents.plan_check import check_plan
 from shard_plans.errors import PlanError
+from shard_plans.families.agreement import check_agreement
 from shard_plans.families.binding import Binding, bind
+from shard_plans.families.config_binding import bind_config
 from shard_plans.families.family import load_family
 from shard_plans.inspect import Inspection
 from shard_plans.inspect import inspect as inspect_path
@@ -31,8 +34,24 @@ def open_binding(checkpoint: AnyPath, family: AnyPath | None = None) -> Binding:
     return bind(opened, load_family(opened.config, Path(family) if family else None))
 
 
+def open_model(path: AnyPath | Binding, family: AnyPath | None = None) -> Binding:
+    """What is to be planned for: a checkpoint's folder, or a config.json alone (the file, or the folder that holds it).
+
+    Where there are both they must agree: CheckpointError names the first weight that they store differently. What was
+    opened before is passed through.
+    """
+    if isinstance(path, Binding):
+        return path
+    alone = config_alone(Path(path))
+    if alone is None:
+        binding = open_binding(Path(path).parent if Path(path).is_file() else path, family)
+        return replace(binding, notes=(*binding.notes, *check_agreement(binding)))
+    config, digest = read_config(alone)
+    return bind_config(config, digest, alone, load_family(config, Path(family) if family else None))
+
+
 def plan_memory(
-    checkpoint: AnyPath,
+    checkpoint: AnyPath | Binding,
     cluster: str,
     *,
     tp: int | None = None,
@@ -47,28 +66,28 @@ def plan_memory(
 ) -> Plan:
     """The roomiest plan for a cluster (`4x8:80GB`); sizes that are given are kept. `plan.fits` says whether it fits.
 
+    `checkpoint`: its folder, or a config.json alone, before the weights are there; or what open_model made of them.
     `load`: fields of Workload (context, concurrency, kv_dtype, engine, utilization, ...).
     """
     sizes = {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "etp": etp}
-    cards, binding = parse_cluster(cluster), open_binding(checkpoint, family)
+    cards, binding = parse_cluster(cluster), open_model(checkpoint, family)
     return search(binding, cards, sizes, make_workload(binding.model, **load), mtp, strict_blocks)
 
 
-def itemise(checkpoint: AnyPath, plan: Plan, by: str, family: AnyPath | None = None) -> tuple[Lines, ...]:
+def itemise(checkpoint: AnyPath | Binding, plan: Plan, by: str, family: AnyPath | None = None) -> tuple[Lines, ...]:
     """The ledger of the fullest rank of each stage, summed by `stage`, `layer` or `operator`."""
-    return stage_lines(Payload(open_binding(checkpoint, family), plan.strict_blocks), plan, by)
+    return stage_lines(Payload(open_model(checkpoint, family), plan.strict_blocks), plan, by)
 
 
 def count_memory(
-    checkpoint: AnyPath, plan: Plan | AnyPath, cluster: str | None = None, family: AnyPath | None = None
+    checkpoint: AnyPath | Binding, plan: Plan | AnyPath, cluster: str | None = None, family: AnyPath | None = None
 ) -> Plan:
     """The plan with its ledger counted anew, after an edit or for another cluster.
 
     Raises PlanError where it doesn't fit the checkpoint, or neither it nor the caller names a cluster.
     """
-    binding = open_binding(checkpoint, family)
-    plan = plan if isinstance(plan, Plan) else read_plan(Path(plan))
-    check_plan(plan, binding)
+    binding = open_model(checkpoint, family)
+    plan = check_plan(plan if isinstance(plan, Plan) else read_plan(Path(plan)), binding)
     if cluster is not None:
         plan = replace(plan, cluster=parse_cluster(cluster))
     if plan.cluster is None:

@@ -101,7 +101,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     if not folder.is_dir():
         raise CheckpointError(f"{folder} isn't a folder; a checkpoint is one with config.json and safetensors files")
     raw_config = read_small(folder, "config.json")
-    config = _object(raw_config, folder / "config.json")
+    config = parse_object(raw_config, folder / "config.json")
     index = _read_index(folder)
     expected = Counter(index.values()) if index is not None else Counter({SINGLE: 0})
     files: list[SourceFile] = []
@@ -170,10 +170,11 @@ def read_small(folder: Path, name: str, limit: int = CARRIED_LIMIT) -> bytes:
 
 def load_object(folder: Path, name: str, limit: int = CARRIED_LIMIT) -> dict[str, Any]:
     """The JSON object in a file of `folder`, read strictly."""
-    return _object(read_small(folder, name, limit), folder / name)
+    return parse_object(read_small(folder, name, limit), folder / name)
 
 
-def _object(raw: bytes, path: Path) -> dict[str, Any]:
+def parse_object(raw: bytes, path: Path) -> dict[str, Any]:
+    """The JSON object that the bytes of `path` are, read strictly; CheckpointError where they aren't one."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -35,12 +35,15 @@ NOTE = """\
 
 @dataclass(frozen=True, slots=True)
 class PlanSource:
-    """The checkpoint that a plan belongs to."""
+    """The checkpoint that a plan belongs to, or the config.json from which it was made before there was one."""
 
     family: str
-    fingerprint: str
+    fingerprint: str | None
+    """Of the checkpoint; None where the plan was made from config.json alone."""
     tensors: int
     bytes: int
+    config: str | None = None
+    """xxh3-128 of that config.json, in hex; None where the plan has a fingerprint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ def _plan(data: Any, lines: Lines, what: str) -> Plan:
     if cluster is not None:
         cluster = Cluster(cluster["nodes"], cluster["cards"], named_card(str(cluster["card"]), cluster["memory"], what))
     return Plan(
-        PlanSource(**data["checkpoint"]), grid, _stages(data["stages"], grid, lines, what),
+        PlanSource(**{"fingerprint": None, **data["checkpoint"]}), grid, _stages(data["stages"], grid, lines, what),
         _experts(data["experts"], grid, lines, what), data["mtp"], data["strict_blocks"], cluster,
         Workload(**data["workload"]) if "workload" in data else Workload(),
     )  # fmt: skip
@@ -155,12 +158,9 @@ def format_plan(plan: Plan) -> str:
     source, grid = plan.checkpoint, plan.grid
     sizes = {"tp": grid.tp, "pp": grid.pp, "dp": grid.dp, "ep": grid.ep, "etp": grid.etp}
     parts = [NOTE + f"reshard_plan: {plan.version}", "checkpoint:"]
-    parts += [
-        f"  {key}: {dump_yaml(value, flow=True)}"
-        for key, value in {
-            "family": source.family, "fingerprint": source.fingerprint, "tensors": source.tensors, "bytes": source.bytes
-        }.items()
-    ]  # fmt: skip
+    whose = {"fingerprint": source.fingerprint} if source.config is None else {"config": source.config}
+    told_of = {"family": source.family, **whose, "tensors": source.tensors, "bytes": source.bytes}
+    parts += [f"  {key}: {dump_yaml(value, flow=True)}" for key, value in told_of.items()]
     parts += [f"parallel: {dump_yaml(sizes, flow=True)}", "stages:"]
     parts += [f"- {first}-{stop - 1}" if stop - first > 1 else f"- {first}" for first, stop in plan.stages]
     parts += _expert_lines(plan)

@@ -33,11 +33,14 @@ PLAN_SCHEMA: dict[str, Any] = {
         "reshard_plan": {"const": 1, "description": "1, the version that this reshard reads"},
         "checkpoint": {
             "type": "object",
-            "required": ["family", "fingerprint", "tensors", "bytes"],
+            "required": ["family", "tensors", "bytes"],
+            "oneOf": [{"required": ["fingerprint"]}, {"required": ["config"]}],
+            "description": "the fingerprint of a checkpoint, or the digest of the config.json that was planned from",
             "additionalProperties": False,
             "properties": {
                 "family": {"type": "string", "pattern": "^[a-z][a-z0-9_]{0,80}$", "description": "a family's name"},
                 "fingerprint": {"type": "string", "pattern": "^[0-9a-f]{32}$", "description": "32 hex digits"},
+                "config": {"type": "string", "pattern": "^[0-9a-f]{32}$", "description": "32 hex digits"},
                 "tensors": _COUNT,
                 "bytes": _COUNT,
             },

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from shard_plans.checkpoints.checkpoint import Checkpoint
+from shard_plans.checkpoints.expected import Expected
 from shard_plans.checkpoints.headers import brief
 from shard_plans.checkpoints.slices import sliced
 from shard_plans.errors import CheckpointError
@@ -25,9 +26,10 @@ Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Binding:
-    """Every parameter of a checkpoint, in execution order."""
+    """Every parameter of a checkpoint, or of what a config.json announces, in execution order."""
 
-    checkpoint: Checkpoint
+    source: Checkpoint | Expected
+    """Where they are from; both have the same columns."""
     family: Family
     model: Model
     parameters: tuple[Parameter, ...]
@@ -35,6 +37,13 @@ class Binding:
     """Embedding and head where both are stored though config.json says tied: their bytes must be equal."""
     notes: tuple[str, ...]
     """What the binding decided, as sentences for the user."""
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint; CheckpointError where there is only a config.json."""
+        if isinstance(self.source, Expected):
+            raise CheckpointError(f"{self.source.folder} is a config.json alone; the weights are wanted too")
+        return self.source
 
 
 def bind(checkpoint: Checkpoint, family: Family) -> Binding:
@@ -46,13 +55,13 @@ def bind(checkpoint: Checkpoint, family: Family) -> Binding:
     model = bind_model(family, checkpoint.config)
     format = config_format(model.text)
     stored_as = StoredAs(model, format, (family.stored,) if family.stored else PLAIN_DTYPES)
-    rows = [r for row in family.rows for r in ((row, bias_row(row)) if row.bias else (row,))]
+    rows = every_row(family)
     names = match_names(checkpoint, rows, model, format, family.holes)
     notes: list[str] = []
     model = _announced_mtp(model, names, notes)
     parameters: list[Parameter] = []
     checkpoint = _sliced(checkpoint, rows, names, model)
-    for row, layer, index in _places(rows, model, family.holes):
+    for row, layer, index in places(rows, model, family.holes):
         parameter = make_parameter(checkpoint, names, row, layer, index, stored_as)
         if parameter is not None:
             parameters.append(parameter)
@@ -68,9 +77,7 @@ def bind(checkpoint: Checkpoint, family: Family) -> Binding:
             f"{checkpoint.folder}: {_head_name(rows)} is missing, and config.json doesn't say that it is tied "
             f"(tie_word_embeddings: true)"
         )
-    for layer in model.layers:
-        here = [p.role for p in parameters if p.layer == layer.index]
-        check_roles({**model.words, **layer.words}, here, family.name, f"layer {layer.index}")
+    check_blocks(family, model, parameters)
     model = replace(model, tied="head" not in by_role)
     return Binding(checkpoint, family, model, tuple(parameters), doubled, tuple(notes))
 
@@ -90,6 +97,21 @@ def _sliced(checkpoint: Checkpoint, rows: list[Row], names: Names, model: Model)
     return checkpoint
 
 
+def every_row(family: Family) -> list[Row]:
+    """The table's rows, and those of the biases that they announce."""
+    return [r for row in family.rows for r in ((row, bias_row(row)) if row.bias else (row,))]
+
+
+def check_blocks(family: Family, model: Model, parameters: Iterable[Parameter]) -> None:
+    """Raise FamilyError where a layer's blocks lack a role that they read, or leave one unread."""
+    roles: dict[int | None, list[str]] = {}
+    for parameter in parameters:
+        roles.setdefault(parameter.layer, []).append(parameter.role)
+    for layer in model.layers:
+        words = {**model.words, **layer.words}
+        check_roles(words, roles.get(layer.index, ()), family.name, f"layer {layer.index}")
+
+
 def _head_name(rows: list[Row]) -> str:
     return next(row.name for row in rows if row.role == "head")
 
@@ -103,7 +125,7 @@ def _announced_mtp(model: Model, names: Names, notes: list[str]) -> Model:
     return replace(model, layers=model.forward_layers)
 
 
-def _places(rows: list[Row], model: Model, holes: Mapping[str, str]) -> Iterator[tuple[Row, Layer | None, int | None]]:
+def places(rows: list[Row], model: Model, holes: Mapping[str, str]) -> Iterator[tuple[Row, Layer | None, int | None]]:
     """Rows with the layer, or the number of the layer or of the tower's block, in execution order."""
     for stage in ("first", "vision"):
         for row in rows:

@@ -1,8 +1,9 @@
 """Dimensions of family tables: row-major products whose marked factor is dealt to ranks.
 
 `tp(heads)*(nope+rope)` is whole heads, `2*etp(ffn)` is [gate | up] halves, `etp(ffn)*2` interleaved pairs. Factors are
-written slowest first; parts of a sum lie one after the other; `+ zeros` at the end is a tail of zeros. A dimension is
-read once and answers two questions: how long it is, and which runs of it a rank takes.
+written slowest first; parts of a sum lie one after the other; `+ zeros` at the end is a tail of zeros, `+ zeros(SIZE)`
+one that makes the dimension SIZE long. A dimension is read once and answers two questions: how long it is, and which
+runs of it a rank takes.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Dim:
     text: str
     zeros: bool = False
     """Stored longer than the terms say: a tail that must be all zero and that no rank holds."""
+    whole: str | None = None
+    """The size that the dimension has with its zeros, by the config; a header, where there is one, decides."""
 
     def factors(self) -> Iterator[Factor]:
         """Every factor that is a number or a size, parentheses opened."""
@@ -89,13 +92,15 @@ def parse_dim(text: str) -> Dim:
             raise FamilyError(f"dimension {text!r} can't be read at {text[at:]!r}")
         tokens.append(match[1])
         at = match.end()
-    zeros = tokens[-2:] == ["+", "zeros"]
-    dim, rest = _sum(tokens[:-2] if zeros else tokens, text, 0)
+    whole = tokens[-2] if tokens[-5:-2] == ["+", "zeros", "("] and tokens[-1] == ")" else None
+    end = len(tokens) - (5 if whole is not None else 2)
+    zeros = tokens[end : end + 2] == ["+", "zeros"]
+    dim, rest = _sum(tokens[:end] if zeros else tokens, text, 0)
     if rest:
         raise FamilyError(f"dimension {text!r} can't be read at {''.join(rest)!r}")
     if any(factor.size == "zeros" for factor in dim.factors()):
         raise FamilyError(f"dimension {text!r}: `zeros` stands alone, as the last part of a sum")
-    return replace(dim, zeros=zeros)
+    return replace(dim, zeros=zeros, whole=whole)
 
 
 def _sum(tokens: list[str], text: str, depth: int) -> tuple[Dim, list[str]]:
@@ -152,6 +157,12 @@ def extent(dim: Dim, sizes: Mapping[str, int]) -> int:
             product *= _count(factor, sizes, dim.text)
         total += product
     return total
+
+
+def stored_extent(dim: Dim, sizes: Mapping[str, int]) -> int:
+    """Length of the dimension with its tail of zeros, as far as the table tells it."""
+    length = extent(dim, sizes)
+    return length if dim.whole is None else max(length, _count(Factor(size=dim.whole), sizes, dim.text))
 
 
 def _count(factor: Factor, sizes: Mapping[str, int], text: str) -> int:

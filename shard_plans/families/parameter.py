@@ -69,6 +69,11 @@ class Parameter:
     """Stored tensors that only repeat the rows and columns of the values, where the format has such."""
 
     @property
+    def all_parts(self) -> tuple[Part, ...]:
+        """Its parts, and what only repeats their shape."""
+        return self.parts if self.shape is None else (*self.parts, self.shape)
+
+    @property
     def block(self) -> tuple[int, int] | None:
         """Rows and columns that share a scale, as stored."""
         return self.format.block if self.format is not None else None

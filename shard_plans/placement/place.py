@@ -105,11 +105,7 @@ def skipped(binding: Binding, plan: Plan) -> tuple[Skipped, ...]:
         return ()
     reason = "multi-token-prediction layer left out by --mtp drop"
     parameters = [parameter for parameter in binding.parameters if parameter.stage == "mtp"]
-    return tuple(
-        Skipped(part.pattern, part.stored, part.nbytes, reason)
-        for p in parameters
-        for part in (*p.parts, *([p.shape] if p.shape is not None else []))
-    )
+    return tuple(Skipped(part.pattern, part.stored, part.nbytes, reason) for p in parameters for part in p.all_parts)
 
 
 def constants(binding: Binding, plan: Plan) -> tuple[Constant, ...]:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from shard_plans.documents.plan import Plan, PlanSource, Workload
+from shard_plans.documents.plan import Plan, Workload
+from shard_plans.documents.plan_check import plan_source
 from shard_plans.errors import GridError, PlanError
 from shard_plans.families.binding import Binding
 from shard_plans.families.dims import Share
@@ -91,8 +92,7 @@ def make_plan(
 def _plan(
     payload: Payload, chosen: Candidate, cluster: Cluster | None, workload: Workload, mtp: str, strict_blocks: bool
 ) -> Plan:
-    checkpoint, experts = payload.binding.checkpoint, _experts(payload.binding)
-    source = PlanSource(payload.binding.family.name, checkpoint.fingerprint, len(checkpoint), checkpoint.total_bytes)
+    source, experts = plan_source(payload.binding), _experts(payload.binding)
     placement = ExpertPlacement(contiguous(experts, chosen.grid.ep)) if experts else ExpertPlacement()
     plan = Plan(source, chosen.grid, chosen.stages, placement, mtp, strict_blocks, cluster, workload)
     rows = ledger(payload, plan)  # without a cluster too, so that cuts that aren't possible are refused here
