@@ -31,15 +31,40 @@ def reference(model: Any, generator: torch.Generator) -> dict[str, Tensor]:
     handles = [
         module.register_forward_hook(watch(name))
         for name, module in model.named_modules()
-        if type(module).__name__.lower().endswith("router")
+        if type(module).__name__.lower().endswith(("router", "hashrouter"))
     ]
-    ids = torch.randint(3, min(240, model.config.vocab_size), (1, TOKENS), generator=generator)
+    ids = torch.randint(3, min(240, model.config.get_text_config().vocab_size), (1, TOKENS), generator=generator)
     result = model(input_ids=ids, output_hidden_states=True, use_cache=False)
     for handle in handles:
         handle.remove()
     found |= {"input_ids": ids, "logits": result.logits.float()}
-    found |= {f"hidden.{i}": hidden.float() for i, hidden in enumerate(result.hidden_states)}
+    found |= {f"hidden.{i}": hidden.float() for i, hidden in enumerate(result.hidden_states or ())}
     return {name: tensor.contiguous().clone() for name, tensor in found.items()}
+
+
+MERGED = 4
+"""Tokens of the reference image: 4 x 4 patches, merged two by two."""
+
+
+@torch.no_grad()
+def image_reference(model: Any, module: str, generator: torch.Generator) -> dict[str, Tensor]:
+    """Logits for an image in the middle of random ids: vision.{input_ids,pixel_values,image_grid_thw,logits,...}."""
+    config, vision = model.config, model.config.vision_config
+    ids = torch.randint(3, 240, (1, TOKENS), generator=generator)
+    image = getattr(config, "image_token_id", None) or config.image_token_index
+    ids[0, 5] = getattr(config, "vision_start_token_id", 252)
+    ids[0, 6 : 6 + MERGED] = image
+    ids[0, 6 + MERGED] = getattr(config, "vision_end_token_id", 253)
+    inputs = {"input_ids": ids, "image_grid_thw": torch.tensor([[1, 4, 4]])}
+    if module == "kimi_k25":
+        inputs["pixel_values"] = torch.randn(16, 3, vision.patch_size, vision.patch_size, generator=generator)
+    else:
+        width = 3 * vision.temporal_patch_size * vision.patch_size**2
+        inputs["pixel_values"] = torch.randn(16, width, generator=generator)
+    if module == "qwen3_vl_moe":
+        inputs["mm_token_type_ids"] = (ids == image).int()
+    logits = model(**inputs, use_cache=False).logits.float()
+    return {f"vision.{name}": tensor.contiguous().clone() for name, tensor in {**inputs, "logits": logits}.items()}
 
 
 @torch.no_grad()

@@ -17,18 +17,20 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.checkpoints import fp8
-from tests.checkpoints.reference import reference
+from tests.checkpoints import fp8, quantized
+from tests.checkpoints.architectures import ARCHITECTURES
+from tests.checkpoints.quantized import Tensors
+from tests.checkpoints.reference import image_reference, reference
 from tests.checkpoints.store import read_tensors, write_checkpoint
 from tests.checkpoints.values import ROUTER_BIAS, fill, router_bias, values
 from tests.checkpoints.variants import HIDDEN, VARIANTS, Config, Variant
 
-Tensors = dict[str, Tensor]
+EVERYTHING = VARIANTS | ARCHITECTURES
 
 
 def make_tiny(name: str, folder: Path, seed: int = 0) -> None:
     """Write the variant `name` into `folder`: a checkpoint as published, and reference.safetensors beside it."""
-    variant = VARIANTS[name]
+    variant = EVERYTHING[name]
     generator = torch.Generator().manual_seed(seed)
     plain, config = base(variant, generator)
     stored = dict(plain)
@@ -37,22 +39,32 @@ def make_tiny(name: str, folder: Path, seed: int = 0) -> None:
     stored_config = variant.respell(config) if variant.respell else dict(config)
     if variant.mtp_layers:
         stored_config["num_nextn_predict_layers"] = variant.mtp_layers
-    if variant.fp8:
-        stored_config["quantization_config"] = fp8.config()
-        stored, dequantized = quantized(stored, variant.fp8)
-        plain = {key: dequantized[key] for key in plain}
+    for pattern, scheme, announced in (
+        (variant.fp8, quantized.fp8_block, fp8.config()),
+        (variant.int4, quantized.int4_group, quantized.int4_config()),
+        (variant.mxfp4, quantized.mxfp4_blocks, {"quant_method": "mxfp4"}),
+    ):
+        if pattern:
+            section = stored_config.get("text_config", stored_config)
+            section["quantization_config"] = announced
+            stored, dequantized = quantized.store(stored, pattern, scheme)
+            plain = {key: dequantized[key] for key in plain}
     write_checkpoint(folder, stored, stored_config, variant.files)
     (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}) + "\n")
-    save_file(reference(load(variant, plain, stored_config), generator), folder / "reference.safetensors")
+    model = load(variant, plain, stored_config)
+    found = reference(model, generator)
+    if hasattr(model.config, "vision_config"):
+        found |= image_reference(model, variant.module, generator)
+    save_file(found, folder / "reference.safetensors")
 
 
 def base(variant: Variant, generator: torch.Generator) -> tuple[Tensors, Config]:
     """bf16 tensors under their published names, and the configuration as transformers writes it."""
     package = f"transformers.models.{variant.module}"
     configuration = importlib.import_module(f"{package}.configuration_{variant.module}")
-    config = getattr(configuration, f"{variant.model}Config")(**variant.config)
+    config = getattr(configuration, variant.configuration)(**variant.config)
     model = model_class(variant)(config).eval()
-    fill(model, config.tie_word_embeddings, generator)
+    fill(model, generator)
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items() if name.endswith(ROUTER_BIAS)}
     model.to(torch.bfloat16)
     for name, tensor in kept.items():  # published in fp32
@@ -61,7 +73,24 @@ def base(variant: Variant, generator: torch.Generator) -> tuple[Tensors, Config]
     model.config.dtype = torch.bfloat16
     with tempfile.TemporaryDirectory() as folder:  # saving gives experts and the like their published names
         model.save_pretrained(folder)
-        return in_order(read_tensors(Path(folder))), json.loads((Path(folder) / "config.json").read_text())
+        written = read_tensors(Path(folder))
+        named = {published(variant, name): as_published(variant, name, tensor) for name, tensor in written.items()}
+        return in_order(named), json.loads((Path(folder) / "config.json").read_text())
+
+
+def published(variant: Variant, name: str) -> str:
+    """The name that the publisher gave what transformers saves under `name`."""
+    for pattern, replacement in variant.names:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def as_published(variant: Variant, name: str, tensor: Tensor) -> Tensor:
+    """The tensor in the type and orientation in which it is published."""
+    name = published(variant, name)
+    if variant.turned and re.search(variant.turned, name):
+        tensor = tensor.transpose(1, 2).contiguous()
+    return tensor.float() if variant.float32 and re.search(variant.float32, name) else tensor
 
 
 def in_order(tensors: Tensors) -> Tensors:
@@ -90,26 +119,18 @@ def mtp_layer(tensors: Tensors, config: Config, layer: int, generator: torch.Gen
     return new
 
 
-def quantized(tensors: Tensors, pattern: str) -> tuple[Tensors, Tensors]:
-    """Tensors, those that match `pattern` as FP8 and scales; and what they stand for, under the plain names."""
-    stored: Tensors = {}
-    plain: Tensors = {}
-    for name, tensor in tensors.items():
-        stored[name] = plain[name] = tensor
-        if re.search(pattern, name):
-            stored[name], stored[name + "_scale_inv"], plain[name] = fp8.quantize(tensor)
-    return stored, plain
-
-
 def model_class(variant: Variant) -> Any:
     """The transformers class of the language model."""
     module = importlib.import_module(f"transformers.models.{variant.module}.modeling_{variant.module}")
-    return getattr(module, f"{variant.model}ForCausalLM")
+    return getattr(module, variant.network)
 
 
 def load(variant: Variant, plain: Tensors, config: Config) -> Any:
     """The model in fp32, eager, from unquantised tensors; refuses tensors that transformers doesn't know or misses."""
     config = {key: value for key, value in config.items() if key != "quantization_config"}
+    if "text_config" in config:
+        text = config["text_config"]
+        config["text_config"] = {key: value for key, value in text.items() if key != "quantization_config"}
     with tempfile.TemporaryDirectory() as folder:
         write_checkpoint(Path(folder), plain, config, files=1)
         model, report = model_class(variant).from_pretrained(
@@ -123,7 +144,7 @@ def load(variant: Variant, plain: Tensors, config: Config) -> Any:
 
 def reload(name: str, folder: Path) -> Any:
     """The transformers model of a written variant: FP8 weights in plain numbers, MTP layers left out."""
-    variant = VARIANTS[name]
+    variant = EVERYTHING[name]
     config = json.loads((folder / "config.json").read_text())
     return load(variant, dict(forward_tensors(read_tensors(folder), config)), config)
 
@@ -149,7 +170,7 @@ def quiet() -> None:
 
 if __name__ == "__main__":
     quiet()
-    for wanted in sys.argv[2:] or VARIANTS:
+    for wanted in sys.argv[2:] or EVERYTHING:
         start = time.perf_counter()
         make_tiny(wanted, Path(sys.argv[1]) / wanted)
         print(f"{wanted:22} {time.perf_counter() - start:.2f} s")

@@ -54,6 +54,29 @@ class Variant:
     config: Mapping[str, Any]
     fp8: str | None = None
     """Names of the weights that are stored as FP8 with block scales: a regular expression."""
+    int4: str | None = None
+    """The same for INT4 groups."""
+    mxfp4: str | None = None
+    """The same for gpt-oss's MXFP4."""
+    classes: tuple[str, str] | None = None
+    """Classes of the configuration and of the model, where `model` doesn't give them."""
+    names: tuple[tuple[str, str], ...] = ()
+    """What transformers writes otherwise than its publisher did: regular expressions and their replacements."""
+    float32: str | None = None
+    """Tensors that are published in fp32: a regular expression over published names."""
+    turned: str | None = None
+    """Stacked experts that are published [expert, in, out] and written the other way round: the same."""
+
+    @property
+    def configuration(self) -> str:
+        """Class of the configuration."""
+        return self.classes[0] if self.classes else f"{self.model}Config"
+
+    @property
+    def network(self) -> str:
+        """Class of the model."""
+        return self.classes[1] if self.classes else f"{self.model}ForCausalLM"
+
     mtp_layers: int = 0
     """Multi-token-prediction layers stored behind the last layer; transformers doesn't run them."""
     respell: Callable[[Config], Config] | None = None
