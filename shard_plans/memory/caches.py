@@ -104,15 +104,17 @@ def _compressed(layer: Layer, model: Model, grid: Grid, kv: KvFormat) -> tuple[K
 
     In 8 bits a record is head_dim - rope numbers with a scale of a byte for each 64, rounded up to 8, and rope numbers
     in bf16: 584 bytes for DeepSeek-V4. The compressor remembers what it hasn't compressed yet, in fp32: two windows of
-    8 tokens where it compresses 4, one of 128 where it compresses 128.
+    8 tokens where it compresses 4 (`overlap: 2`), one of 128 where it compresses 128.
     """
     width, rope, every = size(model, "head_dim"), model.sizes.get("rope", 64), int(layer.words.get("compress") or 0)
     small = width - rope + 2 * rope + -(-((width - rope) // 64) // 8) * 8
     record = small if kv.bits <= 8 else kv.vector(width)
     found = [Kept("window of keys and values", record, window=int(layer.words["window"]), certain=False)]
     if every:
-        overlap = 2 if layer.words.get("index") else 1  # overlapping windows where an indexer picks
+        overlap = int(layer.words.get("overlap") or 1)
         found.append(Kept("compressed keys and values", record, every, certain=False))
+        if layer.words.get("index_topk"):
+            found.append(Kept("compressed index keys", _index_key(model), every, certain=False))
         found.append(Kept("compressor state", state=STATE * overlap * every * width * 2 * overlap, certain=False))
     return tuple(found)
 
@@ -120,13 +122,17 @@ def _compressed(layer: Layer, model: Model, grid: Grid, kv: KvFormat) -> tuple[K
 def _index(layer: Layer, model: Model, workload: Workload, engine: Engine) -> tuple[Kept, ...]:
     """Keys of the indexer, whole on every rank: fp8 with a scale for each 128 (dsa), the cache's type (block)."""
     word = layer.words.get("index")
-    every = int(layer.words.get("compress") or 1)
     if word == "block":
         return (Kept("index keys", kv_format(workload.kv_dtype).vector(size(model, "index_dim"))),)
     if word == "dsa" or (word == "previous" and engine.value("index_cache") == "every_layer"):
-        numbers = size(model, "index_dim")
-        return (Kept("index keys", numbers + STATE * -(-numbers // INDEX_BLOCK), every, certain=every == 1),)
+        return (Kept("index keys", _index_key(model)),)
     return ()
+
+
+def _index_key(model: Model) -> int:
+    """Bytes of an index key in fp8 with its scales: 132 for 128 numbers."""
+    numbers = size(model, "index_dim")
+    return numbers + STATE * -(-numbers // INDEX_BLOCK)
 
 
 KINDS: dict[str, Callable[[Layer, Model, Grid, KvFormat], tuple[Kept, ...]]] = {
