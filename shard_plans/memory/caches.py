@@ -106,7 +106,7 @@ def _compressed(layer: Layer, model: Model, grid: Grid, kv: KvFormat) -> tuple[K
     in bf16: 584 bytes for DeepSeek-V4. The compressor remembers what it hasn't compressed yet, in fp32: two windows of
     8 tokens where it compresses 4 (`overlap: 2`), one of 128 where it compresses 128.
     """
-    width, rope, every = size(model, "head_dim"), model.sizes.get("rope", 64), int(layer.words.get("compress") or 0)
+    width, rope, every = size(model, "head_dim"), size(model, "rope"), int(layer.words.get("compress") or 0)
     small = width - rope + 2 * rope + -(-((width - rope) // 64) // 8) * 8
     record = small if kv.bits <= 8 else kv.vector(width)
     found = [Kept("window of keys and values", record, window=int(layer.words["window"]), certain=False)]

@@ -89,7 +89,7 @@ def test_compressed_attention_is_uncertain() -> None:
     by_128 = {"attn": "compressed", "window": 128, "compress": 128}
     words = [by_4] * 21 + [by_128] * 20
     layers = tuple(Layer(i, {}, each) for i, each in enumerate(words))
-    toy = Model("toy", {}, {}, {"head_dim": 512, "rope": 64, "index_dim": 128, "hidden": 8}, layers, {}, False)
+    toy = Model("toy", {}, {}, {"head_dim": 512, "rope": 64, "index_dim": 128}, layers, {}, False)
 
     def low(tokens: int) -> int:
         load = Workload(tokens, 1, "fp8", prefill_chunk=1)
