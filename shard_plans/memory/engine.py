@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,21 @@ def load_engine(text: str) -> Engine:
 
 def _key(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
+
+
+def engine_stages(engine: Engine, layers: int, stages: int) -> tuple[tuple[int, int], ...]:
+    """The half-open layer ranges that an engine makes by itself: layers // stages each, and what is left by its rule."""
+    base, more = divmod(layers, stages)
+    counts = [base] * stages
+    rule = engine.value("stage_split", "first")
+    if rule == "last_takes_rest":
+        counts[-1] += more
+    elif rule == "before_last_first":
+        for stage in range(2, more + 2):
+            counts[-stage] += 1
+    else:
+        counts = [base + (stage < more) for stage in range(stages)]
+    edges = [0]
+    for count in counts:
+        edges.append(edges[-1] + count)
+    return tuple(pairwise(edges))

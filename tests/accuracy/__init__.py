@@ -1,0 +1,1 @@
+"""The planner against what engines printed when they started."""
