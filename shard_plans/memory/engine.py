@@ -78,7 +78,7 @@ def _key(version: str) -> tuple[int, ...]:
 
 
 def engine_stages(engine: Engine, layers: int, stages: int) -> tuple[tuple[int, int], ...]:
-    """The half-open layer ranges that an engine makes by itself: layers // stages each, and what is left by its rule."""
+    """Half-open layer ranges as an engine makes them by itself: layers // stages each, and what is left by its rule."""
     base, more = divmod(layers, stages)
     counts = [base] * stages
     rule = engine.value("stage_split", "first")

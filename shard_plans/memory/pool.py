@@ -7,11 +7,12 @@ layer of a group, so all pages are made equal. SGLang: a pool a kind of layer, s
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shard_plans.errors import PlanError
-from shard_plans.families.model import Model
-from shard_plans.memory.caches import Kept, kept
+from shard_plans.families.model import Layer, Model
+from shard_plans.memory.amount import total
+from shard_plans.memory.caches import Kept, cached, kept
 from shard_plans.memory.engine import load_engine
 from shard_plans.memory.workload import Workload
 from shard_plans.placement.grid import Grid
@@ -35,10 +36,15 @@ def pool_tokens(model: Model, grid: Grid, workload: Workload, layers: tuple[int,
     """Tokens that the engine of `workload` prints for `room` bytes of cache on a rank of the stage with these layers.
 
     `context` is the longest sequence, `prefill_chunk` the tokens in flight in one step. 0 where not one page fits.
+    Where the cache is uncertain: sequences of that length that fit by the typical end, times their tokens.
     """
     kinds, engine = _kinds(model, grid, workload, layers), load_engine(workload.engine)
     if not kinds:
         raise PlanError(f"layers {layers[0]} to {layers[1] - 1} keep no cache, so no tokens can be counted")
+    items = [each for layer in _run(model, layers) for each in kept(layer, model, grid, workload)]
+    if not all(item.certain for item in items):
+        one = replace(workload, concurrency=1)
+        return int(room / max(1, total(cached(item, grid, one) for item in items).typical) * workload.context)
     block = int(engine.value("kv_block", 1))
     if all(kind.window is None and not kind.state for kind in kinds):
         page = block * sum(kind.records * kind.layers for kind in kinds)
@@ -50,11 +56,14 @@ def pool_tokens(model: Model, grid: Grid, workload: Workload, layers: tuple[int,
 
 def _kinds(model: Model, grid: Grid, workload: Workload, layers: tuple[int, int]) -> list[Kind]:
     counts: Counter[tuple[int, int, int | None]] = Counter()
-    for layer in model.layers[layers[0] : layers[1]]:
-        if not layer.mtp:
-            items = kept(layer, model, grid, workload)
-            counts[_records(items), sum(item.state for item in items), _window(items)] += 1
+    for layer in _run(model, layers):
+        items = kept(layer, model, grid, workload)
+        counts[_records(items), sum(item.state for item in items), _window(items)] += 1
     return [Kind(records, state, window, number) for (records, state, window), number in counts.items()]
+
+
+def _run(model: Model, layers: tuple[int, int]) -> list[Layer]:
+    return [layer for layer in model.layers[layers[0] : layers[1]] if not layer.mtp]
 
 
 def _records(items: tuple[Kept, ...]) -> int:

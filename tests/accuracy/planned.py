@@ -70,10 +70,7 @@ def score(row: Mapping[str, str], case: Mapping[str, Any]) -> list[Score]:
     for what in case.get("score", ()):
         logged, planned = _FIGURES[what](row, case)
         remark = "; ".join(str(case[key]) for key in ("rule", "assumed", "cause") if key in case)
-        target = case.get("target")
-        if target is not None and what != "weights":
-            target = 1.5
-        found.append(Score(row["id"], row["model"], what, logged, planned, target, remark))
+        found.append(Score(row["id"], row["model"], what, logged, planned, case.get("target", {}).get(what), remark))
     return found
 
 
@@ -85,7 +82,9 @@ def _plan(row: Mapping[str, str], case: Mapping[str, Any]) -> tuple[Binding, Pla
     )
     plan = make_plan(binding, sizes, mtp="drop")
     layers = len(binding.model.forward_layers)
-    return binding, replace(plan, stages=engine_stages(load_engine(case["engine"]), layers, plan.grid.pp), workload=workload)
+    return binding, replace(
+        plan, stages=engine_stages(load_engine(case["engine"]), layers, plan.grid.pp), workload=workload
+    )
 
 
 def _weights(row: Mapping[str, str], case: Mapping[str, Any]) -> tuple[float, float]:

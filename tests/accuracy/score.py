@@ -10,14 +10,14 @@ from tests.accuracy.planned import Score, cases, rows, score
 DOCUMENT = Path(__file__).parents[2] / "docs" / "accuracy.md"
 HEAD = """# How close the planner comes
 
-`python -m tests.accuracy.score` writes this page. It compares the planner, given nothing but a config.json and the engine's
-rules, with figures that engines printed when they started (tests/accuracy/ground_truth.csv holds each with its public
-source; tests/accuracy/cases.yaml says how a row is read). The rules of an engine are those of
+`python -m tests.accuracy.score` writes this page. It compares the planner, given nothing but a config.json and the
+engine's rules, with figures that engines printed when they started (tests/accuracy/ground_truth.csv holds each with
+its public source; tests/accuracy/cases.yaml says how a row is read). The rules of an engine are those of
 shard_plans/memory/engines, by version, each with its source; none is fitted to a row. A test holds the rows that have a
 target to it.
 
-Error = (planned - logged) / logged. Weights and caches are GiB a card, tokens are what the engine printed for the memory
-that it printed; the printed memory has two digits, and the engine takes the least of all its workers.
+Error = (planned - logged) / logged. Weights and caches are GiB a card, tokens are what the engine printed for the
+memory that it printed; the printed memory has two digits, and the engine takes the least of all its workers.
 
 | row | model | figure | logged | planned | error | target | remark |
 |---|---|---|---|---|---|---|---|
@@ -66,7 +66,9 @@ def document() -> str:
     """The whole page."""
     truth, how = rows(), cases()
     scores = [each for row, case in how.items() for each in score(truth[row], case)]
-    skipped = "".join(f"| {row} | {truth[row]['model']} | {case['why']} |\n" for row, case in how.items() if "why" in case)
+    skipped = "".join(
+        f"| {row} | {truth[row]['model']} | {case['why']} |\n" for row, case in how.items() if "why" in case
+    )
     text = HEAD + table(scores) + RANGES + ranges()
     return text + "\n## Rows that can't be scored\n\n| row | model | why |\n|---|---|---|\n" + skipped
 

@@ -31,7 +31,7 @@ def make_plan(
     kept = len(binding.model.layers) if mtp == "keep" else forward
     edges = [round(stage * forward / grid.pp) for stage in range(grid.pp)] + [kept]
     experts = next((len(p.parts[0].tensors) for p in binding.parameters if p.per_expert), 0)
-    checkpoint = binding.checkpoint
+    checkpoint = binding.source
     source = PlanSource(binding.family.name, checkpoint.fingerprint, len(checkpoint), checkpoint.total_bytes)
     placement = ExpertPlacement(contiguous(experts, grid.ep)) if experts else ExpertPlacement()
     return Plan(source, grid, tuple(pairwise(edges)), placement, mtp, strict_blocks)
