@@ -1,41 +1,62 @@
-"""Choosing a plan for a cluster: every legal combination of parallel sizes is tried, the roomiest is taken."""
+"""Choosing a plan for a cluster: every legal combination of parallel sizes is judged, the best is taken."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import NoReturn
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from shard_plans.documents.plan import Plan, Workload
+from shard_plans.cost.model import CostModel, Times, cost_model
+from shard_plans.cost.prediction import Bounds, bounds
+from shard_plans.documents.plan import Plan
 from shard_plans.documents.plan_check import plan_source
-from shard_plans.errors import GridError, PlanError
+from shard_plans.errors import PlanError
 from shard_plans.families.binding import Binding
-from shard_plans.families.dims import Share
 from shard_plans.memory.cluster import Cluster
 from shard_plans.memory.count import ledger
-from shard_plans.memory.needs import activations, kv_cache, logits, stage_need
 from shard_plans.memory.payload import Payload
+from shard_plans.memory.workload import Workload
 from shard_plans.placement.experts import ExpertPlacement, contiguous
-from shard_plans.placement.grid import Grid, divisors, make_grid
-from shard_plans.placement.place import check_divides, legal_sizes
-from shard_plans.search.stages import balance
+from shard_plans.placement.grid import Grid
+from shard_plans.placement.place import check_divides
+from shard_plans.search.candidate import Candidate, Outline, Outlines
+from shard_plans.search.found import Alternative, Found, trades
+from shard_plans.search.goals import GOALS, order
+from shard_plans.search.grids import expert_count
+from shard_plans.search.longest import longest_context
+from shard_plans.search.rejected import Verdicts
+from shard_plans.search.space import Space
 
-AXES = ("tp", "pp", "dp", "ep", "etp")
+MOST_CUT = 400
+"""Grids whose stages are cut in one search; the others are judged by their bounds."""
+SHOWN = 5
+"""Plans that are shown beside the best."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One grid with its stages, and the bytes that its fullest rank needs."""
+def explore(
+    binding: Binding,
+    cluster: Cluster,
+    sizes: Mapping[str, int | None] | None = None,
+    workload: Workload | None = None,
+    mtp: str = "keep",
+    strict_blocks: bool = False,
+    goal: str = "throughput",
+    wide: bool = False,
+) -> Found:
+    """The best plan on `cluster` for `goal`, and the others; where none fits, the closest (plan.fits is False).
 
-    grid: Grid
-    stages: tuple[tuple[int, int], ...]
-    need: int
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """Least need first; then fewer stages, whole experts before cut ones, and smaller groups."""
-        grid = self.grid
-        return (self.need, grid.pp, grid.etp, grid.tp, grid.dp, grid.ep)
+    `sizes` given by the user (tp, pp, dp, ep, etp) are kept. Without them tp stays within a node unless `wide`.
+    Raises GridError, with the legal sizes, where what is given can't be had.
+    """
+    if goal not in GOALS:
+        raise PlanError(f"goal {goal!r} is unknown; allowed: {', '.join(GOALS)}")
+    fixed = {axis: size for axis, size in (sizes or {}).items() if size is not None}
+    payload = Payload(binding, strict_blocks)
+    space = Space(binding, payload, cluster, workload or Workload(), mtp, fixed, wide)
+    if goal == "fewest-cards" and not fixed:
+        space = next((smaller for smaller in space.smaller() if smaller.fits()), space)
+    if goal == "context":
+        space = longest_context(space)
+    return _explore(space, goal, strict_blocks)
 
 
 def search(
@@ -45,33 +66,10 @@ def search(
     workload: Workload | None = None,
     mtp: str = "keep",
     strict_blocks: bool = False,
+    goal: str = "throughput",
 ) -> Plan:
-    """The plan whose fullest rank has the most room on `cluster`; where none fits, the closest (plan.fits is False).
-
-    `sizes` given by the user (tp, pp, dp, ep, etp) are kept. Without them tp stays within a node. Raises GridError,
-    with the legal sizes, where what is given can't be had.
-    """
-    fixed = {axis: size for axis, size in (sizes or {}).items() if size is not None}
-    workload = workload or Workload()
-    payload = Payload(binding, strict_blocks)
-    grids = list(_grids(binding, cluster, fixed))
-    if not grids:
-        _refuse(binding, cluster, fixed)
-    best: Candidate | None = None
-    refused: PlanError | None = None
-    for grid in grids:
-        if best is not None and _least(payload, grid, workload, mtp) > best.need:
-            continue
-        try:
-            candidate = _candidate(payload, grid, workload, mtp)
-        except PlanError as error:  # under strict_blocks some sizes cut inside a block
-            refused = error
-            continue
-        if best is None or candidate.order < best.order:
-            best = candidate
-    if best is None:
-        raise refused or GridError("no parallel sizes are legal")
-    return _plan(payload, best, cluster, workload, mtp, strict_blocks)
+    """The plan that explore finds."""
+    return explore(binding, cluster, sizes, workload, mtp, strict_blocks, goal).plan
 
 
 def make_plan(
@@ -86,108 +84,116 @@ def make_plan(
     check_divides(binding, grid)
     workload = workload or Workload()
     payload = Payload(binding, strict_blocks)
-    return _plan(payload, _candidate(payload, grid, workload, mtp), cluster, workload, mtp, strict_blocks)
+    outlines = Outlines(binding, payload, workload, mtp)
+    candidate = outlines.candidate(grid, outlines.outline(grid))
+    return finished(payload, candidate, cluster, workload, mtp, strict_blocks)
 
 
-def _plan(
+def finished(
     payload: Payload, chosen: Candidate, cluster: Cluster | None, workload: Workload, mtp: str, strict_blocks: bool
 ) -> Plan:
-    source, experts = plan_source(payload.binding), _experts(payload.binding)
+    """The plan of a candidate, with its ledger where there is a cluster."""
+    source, experts = plan_source(payload.binding), expert_count(payload.binding)
     placement = ExpertPlacement(contiguous(experts, chosen.grid.ep)) if experts else ExpertPlacement()
     plan = Plan(source, chosen.grid, chosen.stages, placement, mtp, strict_blocks, cluster, workload)
     rows = ledger(payload, plan)  # without a cluster too, so that cuts that aren't possible are refused here
-    if cluster is None:
-        return plan
-    return Plan(source, chosen.grid, chosen.stages, placement, mtp, strict_blocks, cluster, workload, rows)
+    return plan if cluster is None else replace(plan, ledger=rows)
 
 
-def _experts(binding: Binding) -> int:
-    return binding.model.sizes.get("experts", 0) if any(p.per_expert for p in binding.parameters) else 0
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    grid: Grid
+    outline: Outline
+    times: Times
+    bounds: Bounds
 
 
-def _costs(payload: Payload, grid: Grid, workload: Workload, mtp: str) -> tuple[list[int], int, int]:
-    """Bytes of each layer that runs, on the fullest rank, and what the first and the last stage hold beside."""
-    model, tp, etp = payload.binding.model, Share(0, grid.tp), Share(0, grid.etp)
-    held = -(-_experts(payload.binding) // grid.ep)
-    weights = [payload.layer(each.index, tp) + held * payload.expert(each.index, etp) for each in model.layers]
-    forward = len(model.forward_layers)
-    costs = [weights[layer.index] + kv_cache(layer, model, grid, workload) for layer in model.forward_layers]
-    last = payload.last(tp, grid.pp > 1) + (sum(weights[forward:]) if mtp == "keep" else 0)
-    return costs, payload.first(tp), last
-
-
-def _candidate(payload: Payload, grid: Grid, workload: Workload, mtp: str) -> Candidate:
-    """Balanced stages for a grid, and the need of its fullest rank."""
-    model = payload.binding.model
-    costs, first, last = _costs(payload, grid, workload, mtp)
-    peaks = [activations(layer, model, grid, workload) for layer in model.forward_layers]
-    stages = balance(costs, grid.pp, first, last + logits(model, grid, workload), peaks)
-    need = 0
-    for stage, (start, stop) in enumerate(stages):
-        held = sum(costs[start:stop]) + (first if stage == 0 else 0) + (last if stage == grid.pp - 1 else 0)
-        beside = stage_need(model, grid, workload, stage, (start, stop))
-        need = max(need, held + beside.total - beside.kv_cache)  # the costs hold the cache already
-    kept = len(model.layers) if mtp == "keep" else len(model.forward_layers)
-    return Candidate(grid, (*stages[:-1], (stages[-1][0], kept)), need)
-
-
-def _least(payload: Payload, grid: Grid, workload: Workload, mtp: str) -> int:
-    """A lower bound of what the fullest rank needs, cheap to have: all bytes spread evenly over the stages."""
-    try:
-        costs, first, last = _costs(payload, grid, workload, mtp)
-    except PlanError:
-        return 0
-    return (sum(costs) + first + last) // grid.pp
-
-
-def _grids(binding: Binding, cluster: Cluster, fixed: Mapping[str, int]) -> Iterator[Grid]:
-    """Legal grids that fill the cluster and keep the sizes given."""
-    world, experts = cluster.world, _experts(binding)
-    legal_tp, legal_etp = legal_sizes(binding, "tp"), set(legal_sizes(binding, "etp"))
-    within = cluster.cards if "tp" not in fixed else world
-    for tp in legal_tp:
-        if world % tp or within % tp or tp != fixed.get("tp", tp):
+def _explore(space: Space, goal: str, strict_blocks: bool) -> Found:
+    model = cost_model(space.binding, space.cluster)
+    outlines, outlined, refused = space.outlines()
+    verdicts = Verdicts(space.room)
+    for grid, error in refused.items():
+        verdicts.cut(grid, error)
+    timed = []
+    for grid, outline in outlined:
+        if outline.least // grid.pp > space.room:
+            verdicts.memory(grid, outline.least // grid.pp)
             continue
-        for pp in range(1, len(binding.model.forward_layers) + 1):
-            if (world // tp) % pp or pp != fixed.get("pp", pp):
-                continue
-            dp = world // tp // pp
-            if dp != fixed.get("dp", dp):
-                continue
-            if not experts:
-                etp = fixed.get("etp", dp * tp)  # of no effect, but kept where the user gives it
-                if fixed.get("ep", 1) == 1 and etp > 0 and (dp * tp) % etp == 0:
-                    yield make_grid(tp, pp, dp, 1, etp)
-                continue
-            for ep in range(1, min(experts, dp * tp) + 1):
-                if (dp * tp) % ep or ep != fixed.get("ep", ep):
-                    continue
-                for etp in range(1, dp * tp // ep + 1):
-                    if (dp * tp // ep) % etp == 0 and etp in legal_etp and etp == fixed.get("etp", etp):
-                        yield Grid(tp, pp, dp, ep, etp)
+        times = model.times(grid, space.workload)
+        timed.append(_Timed(grid, outline, times, bounds(times, grid)))
+    kept = []
+    for candidate in _distinct(_cut(space, goal, model, outlines, timed, verdicts)):
+        plan = finished(space.payload, candidate, space.cluster, space.workload, space.mtp, strict_blocks)
+        if plan.fits:
+            kept.append((candidate, plan))
+        else:  # an engine makes more of the weights than is stored
+            verdicts.memory(candidate.grid, max(row.total for row in plan.ledger or ()))
+        if len(kept) > SHOWN:
+            break
+    grids = len(outlined) + len(refused)
+    if not kept:
+        closest = finished(space.payload, space.roomiest(), space.cluster, space.workload, space.mtp, strict_blocks)
+        return Found(closest, goal, rejected=verdicts.groups(None), grids=grids)
+    best, plan = kept[0]
+    for other in timed:
+        if other.grid != best.grid:
+            verdicts.speed(other.grid, space.workload.concurrency / other.bounds.decode_step, other.bounds.links)
+    others = tuple(Alternative(other, room(beside), trades(best, other)) for other, beside in kept[1:])
+    return Found(plan, goal, best.prediction, others, verdicts.groups(best), assumed(model), (), grids)
 
 
-def _refuse(binding: Binding, cluster: Cluster, fixed: Mapping[str, int]) -> NoReturn:
-    """Raise GridError: what the model doesn't allow, else what the cluster doesn't, with the legal sizes."""
-    told = " ".join(f"{axis} {size}" for axis, size in fixed.items())
-    if any(size < 1 for size in fixed.values()):
-        raise GridError(f"{told}: parallel sizes start at 1")
-    alone = Grid(**{axis: size for axis, size in fixed.items() if axis in ("tp", "pp", "ep", "etp")})
-    check_divides(binding, alone)
-    product = fixed.get("tp", 1) * fixed.get("pp", 1) * fixed.get("dp", 1)
-    if cluster.world % product or (len(fixed.keys() & {"tp", "pp", "dp"}) == 3 and cluster.world != product):
-        raise GridError(
-            f"{told}: tp x pp x dp must make the {cluster.world} cards of {cluster.text}, whose divisors are "
-            f"{divisors(cluster.world)}"
-        )
-    for axis in fixed:
-        others = {other: size for other, size in fixed.items() if other != axis}
-        legal = sorted({getattr(grid, axis) for grid in _grids(binding, cluster, others)})
-        if legal:
-            raise GridError(
-                f"{told}: no plan of this {binding.family.name} model for {cluster.text} has these sizes; "
-                f"legal {axis} with the others: {', '.join(map(str, legal))}"
-            )
-    every = {axis: sorted({getattr(grid, axis) for grid in _grids(binding, cluster, {})}) for axis in AXES}
-    legal_text = "; ".join(f"{axis} {', '.join(map(str, sizes))}" for axis, sizes in every.items())
-    raise GridError(f"{told or 'no sizes'}: no plan for {cluster.text} has these sizes; legal: {legal_text}")
+def _cut(
+    space: Space, goal: str, model: CostModel, outlines: Outlines, timed: list[_Timed], verdicts: Verdicts
+) -> list[Candidate]:
+    """Those that fit, best first: stages are cut in the order of the bounds, until no bound beats what is shown."""
+    timed.sort(key=lambda each: order(goal, each.grid, each.bounds, space.workload))
+    fitting: list[tuple[tuple[int, ...], Candidate]] = []
+    for number, each in enumerate(timed):
+        enough = len({_shape(candidate) for _, candidate in fitting}) > SHOWN or number >= MOST_CUT
+        if enough and fitting:
+            ranked = sorted({_shape(c): o for o, c in reversed(fitting)}.values())
+            if order(goal, each.grid, each.bounds, space.workload) > ranked[min(SHOWN, len(ranked) - 1)]:
+                break
+        try:
+            candidate = outlines.candidate(each.grid, each.outline, model, each.times, space.room)
+        except PlanError as error:
+            verdicts.cut(each.grid, error)
+            continue
+        if candidate.need > space.room:
+            verdicts.memory(each.grid, candidate.need)
+        elif candidate.prediction is not None:
+            fitting.append((order(goal, each.grid, candidate.prediction, space.workload), candidate))
+            fitting.sort(key=lambda item: item[0])
+    return [candidate for _, candidate in fitting]
+
+
+def room(plan: Plan) -> int:
+    """Bytes that the fullest rank has left."""
+    return min((row.headroom for row in plan.ledger or ()), default=0)
+
+
+def _shape(candidate: Candidate) -> tuple[int, int, int]:
+    return candidate.grid.tp, candidate.grid.pp, candidate.grid.dp
+
+
+def _distinct(kept: list[Candidate]) -> list[Candidate]:
+    """The best of each (tp, pp, dp) first, then the others: plans that differ in ep and etp alone say little."""
+    seen: dict[tuple[int, int, int], Candidate] = {}
+    for candidate in kept:
+        seen.setdefault(_shape(candidate), candidate)
+    first = list(seen.values())
+    return first + [candidate for candidate in kept if candidate not in first]
+
+
+def assumed(model: CostModel) -> tuple[str, ...]:
+    """The assumptions, and the figures of the card with their sources."""
+    card, network = model.card, model.network
+    rates = ", ".join(f"{name} {rate / 1e12:g} TFLOPS" for name, rate in card.flops.items())
+    inside, between = network.inside, network.between
+    figures = (
+        f"Card {card.name}: {(card.bandwidth or 0) / 1e9:g} GB/s of memory, {rates}; inside a node {inside.name} "
+        f"{inside.bandwidth / 1e9:g} GB/s and {inside.latency * 1e6:g} us a step, between nodes {between.name} "
+        f"{between.bandwidth / 1e9:g} GB/s and {between.latency * 1e6:g} us (one direction, a card)."
+    )
+    sources = "; ".join(f"{figure}: {source}" for figure, source in card.sources.items())
+    return (*model.assumptions.sentences(), figures, f"Sources: {sources}.")

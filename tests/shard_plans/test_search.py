@@ -1,4 +1,4 @@
-"""The search: stages as even as can be, sizes kept, the roomiest legal plan taken."""
+"""The search: stages as even as can be, sizes kept, legal plans alone; the roomiest is found."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from shard_plans.documents.plan import Workload, format_plan
 from shard_plans.documents.plan_check import check_plan
 from shard_plans.errors import GridError, PlanError
 from shard_plans.memory.cluster import parse_cluster
+from shard_plans.memory.payload import Payload
 from shard_plans.placement.experts import ExpertPlacement, contiguous
 from shard_plans.placement.grid import Grid, make_grid
 from shard_plans.placement.place import place
 from shard_plans.search.search import make_plan, search
+from shard_plans.search.space import Space
 from shard_plans.search.stages import balance
 from tests.conftest import MakeCheckpoint
 from tests.shard_plans.test_memory import bound, laid_out
@@ -64,14 +66,16 @@ def test_equal_layers_are_dealt_evenly() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "mixtral", "deepseek_v3_fp8", "deepseek_v3_mtp"])
-def test_the_plan_is_legal_exact_and_the_roomiest(tiny: MakeCheckpoint, family: str) -> None:
+def test_the_plan_is_legal_and_exact_and_the_roomiest_is_found(tiny: MakeCheckpoint, family: str) -> None:
     binding = bound(tiny(family))
     plan = search(binding, parse_cluster("2x4:80GB"), workload=SMALL)
     assert plan.fits and plan.grid.world == 8 and plan.ledger is not None
     check_plan(plan, binding)
     assert tuple(row.weights for row in plan.ledger) == laid_out(binding, plan)
     assert format_plan(plan) == format_plan(search(binding, parse_cluster("2x4:80GB"), workload=SMALL))
-    need = max(row.total for row in plan.ledger)
+    roomiest = Space(binding, Payload(binding), parse_cluster("2x4:80GB"), SMALL).roomiest()
+    need = roomiest.need
+    assert need <= max(row.total for row in plan.ledger)
     for tp in (1, 2, 4):
         for pp in (1, 2):
             other = search(binding, parse_cluster("2x4:80GB"), {"tp": tp, "pp": pp}, SMALL)
@@ -79,7 +83,7 @@ def test_the_plan_is_legal_exact_and_the_roomiest(tiny: MakeCheckpoint, family: 
             assert max(row.total for row in other.ledger) >= need
 
 
-def test_it_is_the_best_of_all_grids_one_by_one(tiny: MakeCheckpoint) -> None:
+def test_the_roomiest_is_that_of_all_grids_one_by_one(tiny: MakeCheckpoint) -> None:
     binding = bound(tiny("mixtral"))
     cluster = parse_cluster("1x4:80GB")
     needs = []
@@ -91,8 +95,7 @@ def test_it_is_the_best_of_all_grids_one_by_one(tiny: MakeCheckpoint) -> None:
                     plan = make_plan(binding, Grid(tp, pp, dp, ep, etp), workload=SMALL, cluster=cluster)
                     assert plan.ledger is not None
                     needs.append(max(row.total for row in plan.ledger))
-    best = search(binding, cluster, workload=SMALL)
-    assert best.ledger is not None and max(row.total for row in best.ledger) == min(needs)
+    assert Space(binding, Payload(binding), cluster, SMALL).roomiest().need == min(needs)
 
 
 def test_sizes_given_are_kept_and_illegal_ones_named(tiny: MakeCheckpoint) -> None:

@@ -1,0 +1,110 @@
+"""One grid as the search sees it: bytes and seconds by layer, summed once, and the stages that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shard_plans.cost.model import CostModel, Times
+from shard_plans.cost.prediction import Prediction, predict
+from shard_plans.families.binding import Binding
+from shard_plans.families.dims import Share
+from shard_plans.memory.engine import load_engine
+from shard_plans.memory.needs import activations, kv_cache, logits, stage_need
+from shard_plans.memory.payload import Payload
+from shard_plans.memory.workload import Workload
+from shard_plans.placement.grid import Grid
+from shard_plans.search.grids import expert_count
+from shard_plans.search.stages import Stages, balance, balance_within
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """Bytes of a grid's layers on its fullest rank, before any stages are cut."""
+
+    costs: tuple[int, ...]
+    """Weights and cache of each layer that runs."""
+    first: int
+    last: int
+    """What the first and the last stage hold beside: embedding and tower; head, logits, layers that don't run."""
+
+    @property
+    def least(self) -> int:
+        """All bytes of one stage's ranks, for a lower bound of the fullest stage's."""
+        return sum(self.costs) + self.first + self.last
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One grid with its stages, the bytes that its fullest rank needs, and its predicted speed."""
+
+    grid: Grid
+    stages: Stages
+    """Over all kept layers."""
+    need: int
+    prediction: Prediction | None
+
+
+class Outlines:
+    """Outlines and candidates of one binding and workload."""
+
+    def __init__(self, binding: Binding, payload: Payload, workload: Workload, mtp: str) -> None:
+        self.binding, self.payload, self.workload, self.mtp = binding, payload, workload, mtp
+        self._weights: dict[tuple[int, int, int], list[int]] = {}
+        model = binding.model
+        kinds: dict[object, int] = {}
+        self._kinds = []
+        for layer in model.forward_layers:
+            words = tuple(sorted((word, str(value)) for word, value in layer.words.items()))
+            self._kinds.append(kinds.setdefault(words, len(kinds)))
+        self._examples = [model.forward_layers[self._kinds.index(kind)] for kind in range(len(kinds))]
+
+    def outline(self, grid: Grid) -> Outline:
+        """Bytes by layer of one grid; PlanError where a cut isn't possible."""
+        model, tp = self.binding.model, Share(0, grid.tp)
+        weights = self._layer_weights(grid)
+        caches = [kv_cache(layer, model, grid, self.workload) for layer in self._examples]
+        forward = len(model.forward_layers)
+        costs = tuple(weights[layer.index] + caches[self._kinds[at]] for at, layer in enumerate(model.forward_layers))
+        kept = self.mtp == "keep" and load_engine(self.workload.engine).value("mtp") != "drop"
+        last = self.payload.last(tp, grid.pp > 1) + (sum(weights[forward:]) if kept else 0)
+        return Outline(costs, self.payload.first(tp), last + logits(model, grid, self.workload))
+
+    def candidate(
+        self, grid: Grid, outline: Outline, model: CostModel | None = None, times: Times | None = None, room: int = 0
+    ) -> Candidate:
+        """Stages and need of a grid: balanced by time within `room` bytes where it is timed, else by bytes alone."""
+        layers = self.binding.model.forward_layers
+        peaks = [activations(layer, self.binding.model, grid, self.workload) for layer in layers]
+        ends = (outline.first, outline.last)
+        if model is None or times is None:
+            stages = balance(outline.costs, grid.pp, *ends, peaks)
+            prediction = None
+        else:
+            seconds = [time.total for time in times.decode]
+            beside = stage_need(self.binding.model, grid, self.workload, 0, (0, 1))
+            stages = balance_within(
+                seconds, (times.decode_ends[0].total, times.decode_ends[1].total),
+                outline.costs, ends, peaks, grid.pp, room - beside.communication - beside.runtime,
+            )  # fmt: skip
+            prediction = predict(model, times, grid, stages, self.workload)
+        need = 0
+        for stage, (start, stop) in enumerate(stages):
+            held = sum(outline.costs[start:stop]) + (outline.first if stage == 0 else 0)
+            if stage == grid.pp - 1:
+                held += outline.last - logits(self.binding.model, grid, self.workload)
+            beside = stage_need(self.binding.model, grid, self.workload, stage, (start, stop))
+            need = max(need, held + beside.total - beside.kv_cache)  # the costs hold the cache already
+        kept = len(self.binding.model.layers) if self.mtp == "keep" else len(layers)
+        return Candidate(grid, (*stages[:-1], (stages[-1][0], kept)), need, prediction)
+
+    def _layer_weights(self, grid: Grid) -> list[int]:
+        """Bytes of each kept layer on the fullest rank."""
+        key = (grid.tp, grid.ep, grid.etp)
+        if key not in self._weights:
+            tp, etp = Share(0, grid.tp), Share(0, grid.etp)
+            held = -(-expert_count(self.binding) // grid.ep)
+            self._weights[key] = [
+                self.payload.layer(layer.index, tp) + held * self.payload.expert(layer.index, etp)
+                for layer in self.binding.model.layers
+            ]
+        return self._weights[key]

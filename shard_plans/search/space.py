@@ -1,0 +1,94 @@
+"""All legal grids of one question: binding, cluster, workload and the sizes that the user keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from shard_plans.errors import GridError, PlanError
+from shard_plans.families.binding import Binding
+from shard_plans.memory.cluster import Cluster
+from shard_plans.memory.payload import Payload
+from shard_plans.memory.workload import Workload
+from shard_plans.placement.grid import Grid
+from shard_plans.search.candidate import Candidate, Outline, Outlines
+from shard_plans.search.goals import simplest
+from shard_plans.search.grids import legal_grids, refuse
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What is searched."""
+
+    binding: Binding
+    payload: Payload
+    cluster: Cluster
+    workload: Workload
+    mtp: str = "keep"
+    fixed: Mapping[str, int] = field(default_factory=dict)
+    """Sizes that the user gave."""
+    wide: bool = False
+    """Let tp reach over nodes."""
+
+    @property
+    def room(self) -> int:
+        """Bytes that a rank may take."""
+        return int(self.cluster.card.memory * self.workload.utilization)
+
+    def grids(self) -> list[Grid]:
+        """The legal grids; GridError, with the legal sizes, where there are none."""
+        found = list(legal_grids(self.binding, self.cluster, self.fixed, self.wide))
+        if not found:
+            refuse(self.binding, self.cluster, self.fixed)
+        return found
+
+    def outlines(self) -> tuple[Outlines, list[tuple[Grid, Outline]], dict[Grid, PlanError]]:
+        """Every grid's bytes by layer, and the grids that cut where nothing may be cut, with the reason."""
+        outlines = Outlines(self.binding, self.payload, self.workload, self.mtp)
+        found, refused = [], {}
+        for grid in self.grids():
+            try:
+                found.append((grid, outlines.outline(grid)))
+            except PlanError as error:  # under strict_blocks some sizes cut inside a block
+                refused[grid] = error
+        if not found:
+            raise next(iter(refused.values()), GridError("no parallel sizes are legal"))
+        return outlines, found, refused
+
+    def roomiest(self, enough: int = 0) -> Candidate:
+        """The grid and stages whose fullest rank needs least; the first that needs at most `enough` is good enough."""
+        outlines, found, _ = self.outlines()
+        found.sort(key=lambda item: item[1].least // item[0].pp)
+        best: Candidate | None = None
+        for grid, outline in found:
+            if best is not None and (best.need <= enough or outline.least // grid.pp > best.need):
+                break
+            candidate = outlines.candidate(grid, outline)
+            if best is None or (candidate.need, simplest(grid)) < (best.need, simplest(best.grid)):
+                best = candidate
+        if best is None:
+            raise GridError("no parallel sizes are legal")
+        return best
+
+    def fits(self) -> bool:
+        """Whether some grid fits."""
+        try:
+            return self.roomiest(self.room).need <= self.room
+        except (GridError, PlanError):
+            return False
+
+    def on(self, nodes: int, cards: int | None = None) -> Space:
+        """The same question for another number of nodes, or of cards in each."""
+        cluster = replace(self.cluster, nodes=nodes, cards=cards or self.cluster.cards)
+        return replace(self, cluster=cluster)
+
+    def under(self, **changes: object) -> Space:
+        """The same question for another workload."""
+        return replace(self, workload=replace(self.workload, **changes))  # type: ignore[arg-type]
+
+    def smaller(self) -> Iterator[Space]:
+        """The same question for ever more of the cluster's cards: within a node, then whole nodes."""
+        for cards in range(1, self.cluster.cards + 1):
+            yield self.on(1, cards)
+        for nodes in range(2, self.cluster.nodes + 1):
+            yield self.on(nodes)
