@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from shard_plans.checkpoints.headers import LARGEST, brief
 from shard_plans.errors import ConfigError
 from shard_plans.families.binding import Binding, check_blocks, every_row, places
 from shard_plans.families.dims import Dim, extent, stored_extent
+from shard_plans.families.expressions import MissingKey, first_value
 from shard_plans.families.family import Family
 from shard_plans.families.formats import Format, config_format
 from shard_plans.families.model import MAX_LAYERS, Layer, Model, bind_model, wanted
@@ -43,6 +45,12 @@ def bind_config(config: Mapping[str, Any], digest: str, path: Path, family: Fami
     if any(layer.mtp for layer in model.layers):
         extra = len(model.layers) - len(model.forward_layers)
         notes.append(f"{extra} multi-token-prediction layer(s) count as stored, as config.json announces them")
+    for key, what in family.undescribed.items():
+        with suppress(MissingKey):
+            if count := first_value(key, model.text):
+                notes.append(
+                    f"config.json: {key} is {count}; the family {family.name} doesn't describe {what}: not counted"
+                )
     maker = _Maker(model, _plain_dtype(family, model, notes))
     for row, layer, index in places(rows, model, family.holes):
         maker.add(row, layer, index)
@@ -110,7 +118,7 @@ class _Maker:
         used = tuple(extent(dim, sizes) for dim in dims)
         if format is None:
             shape = tuple(stored_extent(dim, sizes) for dim in dims)
-            yield self._part("values", name, row.dtype or self.plain, shape, used, row)
+            yield self._part("values", name, row.dtype or row.usual or self.plain, shape, used, row)
             return
         try:
             values = format.values_shape(used)

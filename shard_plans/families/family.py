@@ -49,6 +49,8 @@ class Family:
     """The only type of plain rows that don't state one."""
     holes: Mapping[str, str]
     """Hole of stored names, other than layer and expert -> the size that counts it."""
+    undescribed: Mapping[str, str]
+    """Config key -> what is stored where it is set and the table has no rows for."""
     document: str
     """The resolved table as YAML: what `extends` took over is written out."""
 
@@ -173,5 +175,5 @@ def parse_family(table: dict[str, Any]) -> Family:
     return Family(
         table["family"], tuple(table["match"]), expect, table.get("defaults", {}), table["sizes"],
         table.get("uneven", {}), count, mtp, layers, tuple(rows), blocks, table.get("text"), table.get("stored"),
-        table.get("holes", {}), dump_yaml(table),
+        table.get("holes", {}), table.get("undescribed", {}), dump_yaml(table),
     )  # fmt: skip

@@ -56,6 +56,8 @@ class Row:
     """Role whose tensor serves when this one isn't stored."""
     dtype: str | None = None
     """The only type that is accepted."""
+    usual: str | None = None
+    """The type that counts where there is only a config.json; others are accepted too."""
 
     @property
     def group(self) -> str:
@@ -118,8 +120,11 @@ def parse_row(name: str, text: str, section: Section, prefix: str) -> Row:
             row["condition" if word == "if" else word] = argument
         elif word in DTYPE_FLAGS and argument is None:
             row["dtype"] = word
+        elif word.removesuffix("?") in DTYPE_FLAGS and argument is None:
+            row["usual"] = word.removesuffix("?")
         else:
-            known = "quant, quant(swapped), bias, bias(EXPR), if(EXPR), optional, tied(ROLE), " + ", ".join(DTYPE_FLAGS)
+            known = "quant, quant(swapped), bias, bias(EXPR), if(EXPR), optional, tied(ROLE), TYPE, TYPE? of "
+            known += ", ".join(DTYPE_FLAGS)
             raise FamilyError(f"row {name!r}: unknown flag {word!r}; known: {known}")
     if row.get("quant") and len(dims) - dims[0].stacks < 2:
         raise FamilyError(f"row {name!r}: only a row of two dimensions or more can be quantised")

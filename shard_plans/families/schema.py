@@ -42,6 +42,7 @@ FAMILY_SCHEMA: dict[str, Any] = {
         "prefix": {"type": "string"},
         "rename": {"type": "object", "additionalProperties": {"type": "string"}, "minProperties": 1},
         "text": {"type": "string", "pattern": r"^[a-z][a-z0-9_]*\??$"},
+        "undescribed": {"type": "object", "additionalProperties": {"type": "string"}},
         "stored": {"enum": ["BF16", "F16", "F32"]},
         "holes": {"type": "object", "propertyNames": _NAME, "additionalProperties": _NAME},
         "tensors": {
