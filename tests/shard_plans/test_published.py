@@ -1,4 +1,4 @@
-"""Every published config in tests/checkpoints/configs: its table's totals against published indexes and transformers."""
+"""Published configs (tests/checkpoints/configs): the tables' totals against published indexes and transformers."""
 
 from __future__ import annotations
 
