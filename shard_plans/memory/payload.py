@@ -23,6 +23,7 @@ class Payload:
     def __init__(self, binding: Binding, strict_blocks: bool = False) -> None:
         """`strict_blocks` makes every cut inside a quantisation block a PlanError."""
         self.binding = binding
+        self.strict_blocks = strict_blocks
         self._cutter = Cutter(binding.model, binding.family.uneven, strict_blocks)
         self._examples: dict[Key, Parameter] = {}
         self._known: dict[tuple[Counts, str, Share], int] = {}

@@ -8,6 +8,7 @@ from shard_plans.cost.prediction import Prediction
 from shard_plans.documents.plan import Plan
 from shard_plans.placement.grid import Grid
 from shard_plans.search.candidate import Candidate
+from shard_plans.search.dealt import Dealt
 from shard_plans.search.remedies import Remedy
 
 
@@ -50,6 +51,8 @@ class Found:
     """What would fit, where the plan doesn't."""
     grids: int = 1
     """Legal grids that were looked at."""
+    dealt: Dealt | None = None
+    """How experts were dealt by a load."""
 
 
 def trades(best: Candidate, other: Candidate) -> str:

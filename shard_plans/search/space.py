@@ -12,6 +12,7 @@ from shard_plans.memory.payload import Payload
 from shard_plans.memory.workload import Workload
 from shard_plans.placement.grid import Grid
 from shard_plans.search.candidate import Candidate, Outline, Outlines
+from shard_plans.search.dealt import Dealer
 from shard_plans.search.goals import simplest
 from shard_plans.search.grids import legal_grids, refuse
 
@@ -29,11 +30,17 @@ class Space:
     """Sizes that the user gave."""
     wide: bool = False
     """Let tp reach over nodes."""
+    dealer: Dealer | None = None
+    """Deals experts by load."""
 
     @property
     def room(self) -> int:
         """Bytes that a rank may take."""
         return int(self.cluster.card.memory * self.workload.utilization)
+
+    def imbalance(self, grid: Grid) -> float:
+        """Tokens of the busiest expert slot over the mean, experts dealt without redundant copies."""
+        return self.dealer.dealt(grid).imbalance if self.dealer is not None else 1.0
 
     def grids(self) -> list[Grid]:
         """The legal grids; GridError, with the legal sizes, where there are none."""
@@ -80,7 +87,8 @@ class Space:
     def on(self, nodes: int, cards: int | None = None) -> Space:
         """The same question for another number of nodes, or of cards in each."""
         cluster = replace(self.cluster, nodes=nodes, cards=cards or self.cluster.cards)
-        return replace(self, cluster=cluster)
+        dealer = replace(self.dealer, cluster=cluster) if self.dealer is not None else None
+        return replace(self, cluster=cluster, dealer=dealer)
 
     def under(self, **changes: object) -> Space:
         """The same question for another workload."""
