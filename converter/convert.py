@@ -27,6 +27,7 @@ from shard_plans.documents.manifest import ROOT, Manifest, format_manifest
 from shard_plans.documents.plan import Plan, format_plan, plan_digest
 from shard_plans.errors import OutputError, PlanError
 from shard_plans.families.binding import Binding
+from shard_plans.layouts.registry import find_layout
 from shard_plans.placement.shards import Placement
 
 DEFAULT = ConvertOptions()
@@ -85,7 +86,8 @@ def convert(
     layouts = [lay_out(file, identity.plan, identity.source) for file in placement.files]
     mine = deal(layouts, part.count)[part.number - 1]
     names, own = ([name for layout in some for name in _names(layout)] for some in (layouts, mine))
-    others = [*document_names(checkpoint), *carried_names(checkpoint)]
+    beside = find_layout(plan.layout).beside(checkpoint.carried)
+    others = [*document_names(checkpoint, beside), *carried_names(checkpoint)]
     output = OutputFolder(
         out, identity, [*names, *others], [layout.file.name for layout in mine], options.fresh, part,
         own if part.count > 1 else None,
@@ -148,7 +150,8 @@ def _finish(
             return  # another part is at it, or has done it
         output.clear([*others, ROOT])
         carried = carry_files(source, output)
-        documents = carry_documents(source, format_plan(plan), binding.family.document, output)
+        beside = find_layout(plan.layout).beside(source.checkpoint.carried)
+        documents = carry_documents(source, format_plan(plan), binding.family.document, output, beside)
         made = output.files()
         files = [made[file.name] for file in placement.files]
         root = root_manifest(source.checkpoint, output.identity, plan, placement, files, carried, documents)

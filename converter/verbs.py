@@ -21,9 +21,9 @@ from shard_plans.console import remark
 from shard_plans.documents.plan import Plan, read_plan
 from shard_plans.documents.plan_check import check_plan
 from shard_plans.errors import PlanError
+from shard_plans.layouts.registry import find_layout, lay_out_plan
 from shard_plans.memory.count import with_ledger
 from shard_plans.placement.grid import make_grid
-from shard_plans.placement.place import place
 from shard_plans.search.search import make_plan
 from shard_plans.verbs import open_binding
 
@@ -48,10 +48,14 @@ def convert(
     fresh: bool = False,
     sha256: bool = False,
     buffer: int = 16 << 20,
+    layout: str | None = None,
     workers: int = 4,
     progress: Progress | None = None,
 ) -> ConvertResult:
-    """Write the shard files of a plan, or of the sizes given, into the folder `out`."""
+    """Write the shard files of a plan, or of the sizes given, into the folder `out`.
+
+    `layout`: for another loader than reshard's own (docs/engines.md); the plan's where it isn't given.
+    """
     options = ConvertOptions(parse_ranks(ranks) if ranks is not None else None, fresh, _part(part), buffer, sha256)
     binding = open_binding(checkpoint, family)
     if plan is None:
@@ -63,7 +67,9 @@ def convert(
             raise PlanError(f"a plan and {', '.join(clash)} were both given; the plan says the sizes already")
         plan = plan if isinstance(plan, Plan) else read_plan(Path(plan))
     plan = check_plan(plan, binding)
-    placement = place(binding, plan)
+    if layout is not None:
+        plan = find_layout(layout).chosen(binding, plan)
+    placement = lay_out_plan(binding, plan)
     plan = with_ledger(plan, binding)
     result = convert_placed(binding.checkpoint, binding, plan, placement, Path(out), workers, progress, options)
     return replace(result, fits=plan.fits)

@@ -9,7 +9,7 @@ from converter.streams.hashing import file_digest
 from shard_plans.checkpoints.checkpoint import read_small
 from shard_plans.checkpoints.headers import load_json
 from shard_plans.documents.manifest import CarriedFile, Manifest, read_manifest, read_shard_manifest
-from shard_plans.documents.plan import Plan, plan_digest, read_plan
+from shard_plans.documents.plan import NATIVE, Plan, plan_digest, read_plan
 from shard_plans.errors import CheckpointError, ManifestError, RuntimeFault
 from shard_plans.families.family import Family, load_family
 from shard_plans.families.model import Model, bind_model
@@ -41,6 +41,11 @@ def open_output(out: Path) -> Opened:
     Raises ManifestError where one is missing, was changed, or belongs elsewhere, RuntimeFault where ranks are missing.
     """
     root = read_manifest(out)
+    if root.layout != NATIVE:
+        raise ManifestError(
+            f"{out} has the layout {root.layout}, verify-and-run reads {NATIVE}; convert without --layout to verify "
+            f"the plan, and compare the bytes of this folder with reshard check --deep"
+        )
     for document in root.documents:
         if document.name in ("plan.yaml", "family.yaml"):
             _check(out / document.name, document)

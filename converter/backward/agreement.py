@@ -9,7 +9,7 @@ from converter.backward.gather import Shards
 from converter.findings import Failure
 from converter.output.carry import HEADERS, PLAN
 from shard_plans.documents.manifest import ROOT, ManifestTensor, Piece, ShardManifest
-from shard_plans.documents.plan import Plan, plan_digest, read_plan
+from shard_plans.documents.plan import NATIVE, Plan, plan_digest, read_plan
 from shard_plans.errors import ReshardError
 from shard_plans.families.formats import column_steps
 from shard_plans.placement.shards import Cut
@@ -21,11 +21,11 @@ VOCABULARY = ("embed", "head")
 def disagreements(shards: Shards) -> Iterator[Failure]:
     """Every statement that another one contradicts."""
     for manifest in shards.manifests:
-        by_name = {tensor.name: tensor for tensor in manifest.tensors}
         for tensor in manifest.tensors:
-            for reason in (*_regions(tensor), *_scales(tensor, by_name)):
+            for reason in _regions(tensor):
                 yield Failure(manifest.file, tensor.name, reason)
-    yield from _siblings(shards)
+    if shards.root.layout == NATIVE:
+        yield from _native(shards)
     try:
         plan = read_plan(shards.out / PLAN)
     except ReshardError as error:
@@ -34,10 +34,23 @@ def disagreements(shards: Shards) -> Iterator[Failure]:
     if plan_digest(plan) != shards.root.plan:
         yield Failure(PLAN, None, f"has the digest {plan_digest(plan)}, {ROOT} states {shards.root.plan}")
         return
+    if plan.layout != shards.root.layout:
+        yield Failure(PLAN, None, f"has the layout {plan.layout}, {ROOT} states {shards.root.layout}")
     yield from _source(shards, plan)
     yield from _ranks(shards, plan)
+    if shards.root.layout == NATIVE:
+        for manifest in shards.manifests:
+            yield from _placed(manifest, plan)
+
+
+def _native(shards: Shards) -> Iterator[Failure]:
+    """What holds in reshard's own layout: scales beside their values, and files of a stage alike."""
     for manifest in shards.manifests:
-        yield from _placed(manifest, plan)
+        by_name = {tensor.name: tensor for tensor in manifest.tensors}
+        for tensor in manifest.tensors:
+            for reason in _scales(tensor, by_name):
+                yield Failure(manifest.file, tensor.name, reason)
+    yield from _siblings(shards)
 
 
 def padding(tensor: ManifestTensor) -> tuple[int, int] | None:

@@ -19,7 +19,7 @@ from shard_plans.documents.shard_manifest import ManifestTensor, Piece, ShardMan
 from shard_plans.errors import ReshardError
 from shard_plans.families.binding import bind
 from shard_plans.families.family import read_family
-from shard_plans.placement.place import place
+from shard_plans.layouts.registry import lay_out_plan
 from shard_plans.placement.shards import ShardFile, ShardTensor
 
 
@@ -27,7 +27,7 @@ def departures(shards: Shards, checkpoint: Checkpoint) -> Iterator[Failure]:
     """Where the manifests tell of other tensors, shapes or origins than the plan makes from this checkpoint."""
     try:
         binding = bind(checkpoint, read_family(shards.out / FAMILY))
-        placement = place(binding, read_plan(shards.out / PLAN))
+        placement = lay_out_plan(binding, read_plan(shards.out / PLAN))
     except ReshardError as error:
         yield Failure(PLAN, None, f"can't be laid out again: {error}")
         return

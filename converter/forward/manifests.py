@@ -59,7 +59,7 @@ def root_manifest(
     ranks = tuple(RankFiles(at, names) for at, names in placement.ranks)
     return Manifest(
         plan.checkpoint.family, identity.plan, source, carried, ranks, tuple(files), documents, placement.skipped,
-        partial=identity.ranks,
+        partial=identity.ranks, layout=plan.layout,
         constants=tuple(
             ConstantRegion(item.pattern, item.region, item.reason, item.values) for item in placement.constants
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import xxhash
 
@@ -30,9 +30,9 @@ def carried_names(checkpoint: Checkpoint) -> list[str]:
     return [f"{SOURCE}/{name}" for name in checkpoint.carried]
 
 
-def document_names(checkpoint: Checkpoint) -> list[str]:
-    """Where the plan, the family table and the headers go, relative to the output folder."""
-    return [PLAN, FAMILY, *(f"{HEADERS}/{file.name}.json" for file in checkpoint.files)]
+def document_names(checkpoint: Checkpoint, beside: Sequence[str] = ()) -> list[str]:
+    """Where plan, family table, headers and the copies `beside` the shards go, relative to the output folder."""
+    return [PLAN, FAMILY, *(f"{HEADERS}/{file.name}.json" for file in checkpoint.files), *beside]
 
 
 def carry_files(source: Source, output: OutputFolder) -> tuple[CarriedFile, ...]:
@@ -43,14 +43,21 @@ def carry_files(source: Source, output: OutputFolder) -> tuple[CarriedFile, ...]
     return tuple(carried)
 
 
-def carry_documents(source: Source, plan: str, family: str, output: OutputFolder) -> tuple[CarriedFile, ...]:
-    """Write the plan, the family table and every source header. Raises CheckpointError where a header changed."""
+def carry_documents(
+    source: Source, plan: str, family: str, output: OutputFolder, beside: Sequence[str] = ()
+) -> tuple[CarriedFile, ...]:
+    """Write the plan, the family table, every source header, and copies of the small files wanted `beside` the shards.
+
+    Raises CheckpointError where a header changed.
+    """
     documents = []
     for name, text in ((PLAN, plan), (FAMILY, family)):
         documents.append(CarriedFile(name, *output.write(name, text.encode())))
     for file in source.checkpoint.files:
         name = f"{HEADERS}/{file.name}.json"
         documents.append(CarriedFile(name, *_copy(source.header(file), name, output)))
+    for name in beside:
+        documents.append(CarriedFile(name, *_copy(source.carried(name), name, output)))
     return tuple(documents)
 
 

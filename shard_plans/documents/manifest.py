@@ -23,6 +23,7 @@ from shard_plans.documents.manifest_records import (
     SourceRecord,
 )
 from shard_plans.documents.manifest_schema import RANK_KEYS, ROOT_FORMAT, schema_error
+from shard_plans.documents.plan import NATIVE
 from shard_plans.documents.shard_manifest import VERSION, ManifestTensor, Piece, ShardManifest, parse_shard_manifest
 from shard_plans.errors import CheckpointError, ManifestError
 from shard_plans.placement.experts import format_ids, parse_ids
@@ -165,6 +166,7 @@ def _value(manifest: Manifest) -> dict[str, Any]:
                            "reason": item.reason, **({} if item.values is None else {"values": list(item.values)})}
                           for item in manifest.constants]} if manifest.constants else {}),
         **({} if manifest.partial is None else {"partial": format_ids(manifest.partial)}),
+        **({} if manifest.layout == NATIVE else {"layout": manifest.layout}),
     }  # fmt: skip
 
 
@@ -193,4 +195,5 @@ def _manifest(value: Mapping[str, Any]) -> Manifest:
                              tuple(entry["values"]) if "values" in entry else None)
               for entry in value.get("constants", ())),
         parse_ids(value["partial"]) if "partial" in value else None,
+        value.get("layout", NATIVE),
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shard_plans.checkpoints.headers import brief
+from shard_plans.documents.plan import NATIVE
 from shard_plans.errors import ManifestError
 from shard_plans.placement.grid import Coordinate
 from shard_plans.placement.shards import Skipped
@@ -94,6 +95,8 @@ class Manifest:
     constants: tuple[ConstantRegion, ...] = ()
     partial: tuple[int, ...] | None = None
     """The ranks that a partial output was made for, `ranks` and `files` are theirs; None where it is whole."""
+    layout: str = NATIVE
+    """Whose loader reads the shards."""
 
     def file(self, name: str) -> ManifestFile:
         """The entry of the shard file `name`."""

@@ -64,6 +64,7 @@ _CONSTANT["properties"] |= {"values": {**_list(_SIZE), "minItems": 1, "maxItems"
 # Only where they say something, so that all other outputs stay what version 1 first was.
 SCHEMA["properties"] |= {
     "constants": {**_list(_CONSTANT), "minItems": 1},
+    "layout": _word(r"[a-z][a-z0-9.@-]{0,40}"),
     "partial": _word(r"[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*"),
 }
 _Validator = jsonschema.validators.extend(  # type: ignore[no-untyped-call]

@@ -21,6 +21,8 @@ from shard_plans.placement.experts import ExpertPlacement, Slots, contiguous, fo
 from shard_plans.placement.grid import Grid, make_grid
 
 VERSION = 1
+NATIVE = "reshard"
+"""The layout that verify-and-run reads."""
 MAX_IDS = 1 << 22
 """Expert ids in all lists of a document together."""
 NOTE = """\
@@ -63,6 +65,8 @@ class Plan:
     workload: Workload = field(default_factory=Workload)
     ledger: tuple[LedgerRow, ...] | None = None
     """One row a rank, as computed; never read from a document."""
+    layout: str = NATIVE
+    """Names, fusion and files: whose loader reads the shards."""
     version: int = VERSION
 
     def __post_init__(self) -> None:
@@ -100,7 +104,7 @@ def _plan(data: Any, lines: Lines, what: str) -> Plan:
     return Plan(
         PlanSource(**{"fingerprint": None, **data["checkpoint"]}), grid, _stages(data["stages"], grid, lines, what),
         _experts(data["experts"], grid, lines, what), data["mtp"], data["strict_blocks"], cluster,
-        Workload(**data["workload"]) if "workload" in data else Workload(),
+        Workload(**data["workload"]) if "workload" in data else Workload(), layout=data.get("layout", NATIVE),
     )  # fmt: skip
 
 
@@ -165,6 +169,8 @@ def format_plan(plan: Plan) -> str:
     parts += [f"- {first}-{stop - 1}" if stop - first > 1 else f"- {first}" for first, stop in plan.stages]
     parts += _expert_lines(plan)
     parts += [f"mtp: {plan.mtp}", f"strict_blocks: {'true' if plan.strict_blocks else 'false'}"]
+    if plan.layout != NATIVE:
+        parts.append(f"layout: {dump_yaml(plan.layout, flow=True)}")
     if plan.cluster is not None:
         card = plan.cluster.card
         told = {"nodes": plan.cluster.nodes, "cards": plan.cluster.cards, "card": card.name, "memory": card.memory}
@@ -229,5 +235,6 @@ def plan_digest(plan: Plan) -> str:
             "experts": [words(plan.experts.default), {str(layer): words(slots) for layer, slots in layers.items()}],
             "mtp": plan.mtp,
             "strict_blocks": plan.strict_blocks,
+            **({} if plan.layout == NATIVE else {"layout": plan.layout}),
         }
     )

@@ -43,6 +43,19 @@ KIMI_K25_NAMES = (
 )
 KIMI_K25_CLASSES = ("Kimi_K25Config", "Kimi_K25ForConditionalGeneration")
 
+WIDE: Config = MLA | {
+    "hidden_size": 7168, "num_hidden_layers": 2, "qk_rope_head_dim": 16, "intermediate_size": 128,
+    "n_shared_experts": 4,
+}  # fmt: skip
+"""As wide as DeepSeek-V3, whose inference code goes by it, and eight ranks of whole blocks; little else."""
+DEEPSEEK_FP8 = r"(self_attn|mlp)\..*proj(_with_mqa)?\.weight$"
+DEEPSEEKS: dict[str, Variant] = {
+    "deepseek_v3_wide": Variant("deepseek_v3", "DeepseekV3", WIDE),
+    "deepseek_v3_wide_fp8": Variant("deepseek_v3", "DeepseekV3", WIDE, fp8=DEEPSEEK_FP8, mtp_layers=1),
+    "deepseek_v3_wide_ragged": Variant("deepseek_v3", "DeepseekV3", WIDE | {"qk_rope_head_dim": 8}, fp8=DEEPSEEK_FP8),
+    "deepseek_v32_wide": Variant("deepseek_v32", "DeepseekV32", WIDE | INDEXER),
+}
+
 ARCHITECTURES: dict[str, Variant] = {
     "glm4_moe": Variant(
         "glm4_moe",

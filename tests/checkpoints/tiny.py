@@ -18,14 +18,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.checkpoints import fp8, quantized
-from tests.checkpoints.architectures import ARCHITECTURES
+from tests.checkpoints.architectures import ARCHITECTURES, DEEPSEEKS
 from tests.checkpoints.quantized import Tensors
 from tests.checkpoints.reference import image_reference, reference
 from tests.checkpoints.store import read_tensors, write_checkpoint
 from tests.checkpoints.values import ROUTER_BIAS, fill, router_bias, values
-from tests.checkpoints.variants import HIDDEN, VARIANTS, Config, Variant
+from tests.checkpoints.variants import VARIANTS, Config, Variant
 
-EVERYTHING = VARIANTS | ARCHITECTURES
+EVERYTHING = VARIANTS | ARCHITECTURES | DEEPSEEKS
 
 
 def make_tiny(name: str, folder: Path, seed: int = 0) -> None:
@@ -107,10 +107,10 @@ def mtp_layer(tensors: Tensors, config: Config, layer: int, generator: torch.Gen
     """A multi-token-prediction layer: a last layer anew, with norms, projection, embedding and head of its own."""
     last, prefix = f"model.layers.{config['num_hidden_layers'] - 1}.", f"model.layers.{layer}."
     shapes = {name.removeprefix(last): tensor.shape for name, tensor in tensors.items() if name.startswith(last)}
-    outside = tensors["model.embed_tokens.weight"].shape
-    shapes |= {"enorm.weight": torch.Size([HIDDEN]), "hnorm.weight": torch.Size([HIDDEN])}
-    shapes |= {"eh_proj.weight": torch.Size([HIDDEN, 2 * HIDDEN]), "embed_tokens.weight": outside}
-    shapes |= {"shared_head.norm.weight": torch.Size([HIDDEN]), "shared_head.head.weight": outside}
+    outside, width = tensors["model.embed_tokens.weight"].shape, config["hidden_size"]
+    shapes |= {"enorm.weight": torch.Size([width]), "hnorm.weight": torch.Size([width])}
+    shapes |= {"eh_proj.weight": torch.Size([width, 2 * width]), "embed_tokens.weight": outside}
+    shapes |= {"shared_head.norm.weight": torch.Size([width]), "shared_head.head.weight": outside}
     new: Tensors = {}
     for name, shape in shapes.items():
         bias = name.endswith(ROUTER_BIAS)

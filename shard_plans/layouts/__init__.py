@@ -1,0 +1,1 @@
+"""What consumers of shards want them to look like: files, names, fusion."""

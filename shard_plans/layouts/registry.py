@@ -1,0 +1,26 @@
+"""The layouts that there are, by name, and plans laid out in theirs."""
+
+from __future__ import annotations
+
+from shard_plans.documents.plan import Plan
+from shard_plans.errors import PlanError
+from shard_plans.families.binding import Binding
+from shard_plans.layouts.deepseek_mp import DeepSeekMp
+from shard_plans.layouts.layout import Layout
+from shard_plans.layouts.native import Native
+from shard_plans.placement.shards import Placement
+
+LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in (Native(), DeepSeekMp())}
+
+
+def find_layout(name: str) -> Layout:
+    """The layout of that name. Raises PlanError where there is none."""
+    found = LAYOUTS.get(name)
+    if found is None:
+        raise PlanError(f"layout {name!r} isn't known; known: {', '.join(LAYOUTS)}")
+    return found
+
+
+def lay_out_plan(binding: Binding, plan: Plan) -> Placement:
+    """Every file of the plan, in its layout. Raises GridError, and PlanError where the layout can't express it."""
+    return find_layout(plan.layout).place(binding, plan)
