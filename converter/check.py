@@ -19,10 +19,10 @@ from converter.findings import CheckResult, Failure, summed_up
 from converter.output.carry import PLAN, SOURCE
 from converter.output.parts import is_leftover, unfinished_words
 from converter.output.sums import SUMS
+from converter.sources.opening import open_source
 from converter.streams.hashing import CHUNK, file_digest
 from converter.streams.reading import Reader
 from converter.streams.workers import Meter, Progress, run_all
-from shard_plans.checkpoints.checkpoint import open_checkpoint
 from shard_plans.checkpoints.headers import Kinds, read_header
 from shard_plans.checkpoints.regular import open_regular
 from shard_plans.documents.manifest import (
@@ -34,6 +34,7 @@ from shard_plans.documents.manifest import (
     read_shard_manifest,
 )
 from shard_plans.documents.plan import read_plan
+from shard_plans.documents.stored import open_stored
 from shard_plans.errors import CheckpointError, ManifestError, ReshardError
 
 __all__ = ["CheckResult", "Failure", "check"]
@@ -49,7 +50,7 @@ def check(out: Path, deep: Path | None = None, workers: int = 4, progress: Progr
         raise ManifestError(
             f"{out} holds no {ROOT}: it isn't an output of reshard, or its conversion isn't finished{words}"
         )
-    checkpoint = open_checkpoint(deep) if deep is not None else None
+    checkpoint = open_stored(deep) if deep is not None else None
     try:
         root = read_manifest(out)
     except ManifestError as error:
@@ -76,9 +77,10 @@ def check(out: Path, deep: Path | None = None, workers: int = 4, progress: Progr
         failures += disagreements(shards)
         lost = {failure.file for failure in broken if failure.reason.startswith(_SHORT)}
         if checkpoint is not None and not lost:
-            failures += compare(shards, checkpoint, workers, meter)
+            origin = open_source(checkpoint)
+            failures += compare(shards, origin, workers, meter)
             if not failures:  # else the fault is named already, and its consequences would hide it
-                failures += departures(shards, checkpoint)
+                failures += departures(shards, origin)
     tensors = sum(len(manifest.tensors) for manifest in manifests)
     result = summed_up(len(root.files), tensors, failures, _absent(out, root))
     return replace(result, skipped=sum(item.count for item in root.skipped))

@@ -17,7 +17,7 @@ from converter.options import ConvertOptions
 from converter.output.carry import FAMILY, carried_names, carry_documents, carry_files, document_names
 from converter.output.folder import Identity, OutputFolder
 from converter.output.sums import write_sums
-from converter.sources.published import Published
+from converter.sources.opening import open_source
 from converter.sources.source import Source
 from converter.streams.buffers import PAGE, page_down
 from converter.streams.hashing import hash_bytes
@@ -77,12 +77,14 @@ def convert(
     started = time.monotonic()
     placement = select(placement, options.ranks)
     part = options.part
-    identity = Identity(plan_digest(plan), checkpoint.fingerprint, options.ranks, part.count)
-    if plan.checkpoint.fingerprint != identity.source:
+    if plan.checkpoint.fingerprint != checkpoint.fingerprint:
         raise PlanError(
-            f"the plan is for checkpoint {plan.checkpoint.fingerprint}, {checkpoint.folder} is {identity.source}; "
-            f"make a plan for this one"
+            f"the plan is for checkpoint {plan.checkpoint.fingerprint}, {checkpoint.folder} is "
+            f"{checkpoint.fingerprint}; make a plan for this one"
         )
+    source = open_source(checkpoint)
+    via = source.via[-1].manifest if source.via else None
+    identity = Identity(plan_digest(plan), checkpoint.fingerprint, options.ranks, part.count, via)
     layouts = [lay_out(file, identity.plan, identity.source) for file in placement.files]
     mine = deal(layouts, part.count)[part.number - 1]
     names, own = ([name for layout in some for name in _names(layout)] for some in (layouts, mine))
@@ -99,10 +101,9 @@ def convert(
     finished = output.finished()
     if finished is not None:
         output.tidy()
-        _confirm(finished, checkpoint, binding, out, workers, progress)
+        _confirm(finished, source, binding, out, workers, progress)
         _sums(output, options, workers)
         return replace(result, bytes_read=checkpoint.total_bytes, seconds=time.monotonic() - started)
-    source = Published(checkpoint)
     source.prepare(binding, placement)
     made = Made()
     with output:
@@ -154,14 +155,14 @@ def _finish(
         documents = carry_documents(source, format_plan(plan), binding.family.document, output, beside)
         made = output.files()
         files = [made[file.name] for file in placement.files]
-        root = root_manifest(source.checkpoint, output.identity, plan, placement, files, carried, documents)
+        root = root_manifest(source, output.identity, plan, placement, files, carried, documents)
         output.publish(others)
         output.write(ROOT, format_manifest(root))
         output.publish([ROOT])
 
 
 def _confirm(
-    found: Manifest, checkpoint: Checkpoint, binding: Binding, out: Path, workers: int, progress: Progress | None
+    found: Manifest, source: Source, binding: Binding, out: Path, workers: int, progress: Progress | None
 ) -> None:
     """Make sure that the output in `out` is of these very bytes: another revision has the same names and shapes."""
     table = next((document.xxh3 for document in found.documents if document.name == FAMILY), "none")
@@ -171,6 +172,7 @@ def _confirm(
             f"{out} was made with another family table (digest {table}, this one is {given}); "
             f"choose another folder, or remove this one"
         )
+    checkpoint = source.checkpoint
     result = check(out, checkpoint.folder, workers, progress)
     if not result.passed:
         first = result.failures[0]

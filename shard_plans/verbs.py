@@ -7,15 +7,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from shard_plans.checkpoints.checkpoint import open_checkpoint
 from shard_plans.checkpoints.config_file import config_alone, read_config
 from shard_plans.documents.plan import Plan, read_plan
-from shard_plans.documents.plan_check import check_plan
+from shard_plans.documents.plan_check import check_held, check_plan
+from shard_plans.documents.stored import kept_family, open_stored
 from shard_plans.errors import PlanError
 from shard_plans.families.agreement import check_agreement
 from shard_plans.families.binding import Binding, bind
 from shard_plans.families.config_binding import bind_config
-from shard_plans.families.family import load_family
+from shard_plans.families.family import load_family, read_family
 from shard_plans.inspect import Inspection
 from shard_plans.inspect import inspect as inspect_path
 from shard_plans.memory.cluster import parse_cluster
@@ -29,8 +29,13 @@ AnyPath = str | PathLike[str]
 
 
 def open_binding(checkpoint: AnyPath, family: AnyPath | None = None) -> Binding:
-    """Read a checkpoint's headers and give every tensor its row of the family table (`family`: the user's own)."""
-    opened = open_checkpoint(Path(checkpoint))
+    """Read a checkpoint's headers and give every tensor its row of the family table (`family`: the user's own).
+
+    An output stands for the checkpoint that it was made from; its own family table is used.
+    """
+    opened = open_stored(Path(checkpoint))
+    if opened.sharded and family is None:
+        return bind(opened, read_family(kept_family(opened.folder)))
     return bind(opened, load_family(opened.config, Path(family) if family else None))
 
 
@@ -71,6 +76,7 @@ def plan_memory(
     """
     sizes = {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "etp": etp}
     cards, binding = parse_cluster(cluster), open_model(checkpoint, family)
+    check_held(mtp, binding.source)
     return search(binding, cards, sizes, make_workload(binding.model, **load), mtp, strict_blocks)
 
 

@@ -29,40 +29,46 @@ from converter.backward.gather import (
 )
 from converter.backward.regions import Regions, declared, form
 from converter.findings import Failure
+from converter.sources.source import Source, StoredReader
 from converter.streams.reading import Reader
+from converter.streams.runs import Runs
 from converter.streams.workers import Meter, run_all
 from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.documents.manifest import ROOT, ConstantRegion
-from shard_plans.errors import CheckpointError, ManifestError
+from shard_plans.errors import ManifestError
 
 
 @dataclass(slots=True)
 class _Hands:
     """What one worker thread holds."""
 
-    source: Reader
+    source: StoredReader
     shards: Reader
     held: np.ndarray[Any, np.dtype[np.uint8]]
 
 
-def compare(shards: Shards, checkpoint: Checkpoint, workers: int, meter: Meter) -> list[Failure]:
+def compare(shards: Shards, origin: Source, workers: int, meter: Meter) -> list[Failure]:
     """Every difference between the shards, all replicas, and the checkpoint they were made from.
 
     Also: stored bytes that are nowhere, shard bytes that come from nowhere, and padding that isn't zero. A partial
     output is compared as far as it goes: nothing is said of bytes that it doesn't hold.
     """
+    checkpoint = origin.checkpoint
     failures = list(_claims(shards, checkpoint))
     if failures:
         return failures  # what can't have come from this checkpoint can't be compared with it
+    origin.require(
+        (piece.tensor, piece) for manifest in shards.manifests for t in manifest.tensors for piece in t.sources
+    )
+    origin.seals()
     absent: list[int] = []
     regions = Regions(shards.root.constants)
 
     @contextmanager
     def worker() -> Iterator[_Hands]:
-        sizes = {file.name: file.size for file in checkpoint.files}
-        source = Reader(checkpoint.folder, CheckpointError, sizes, room=BLOCK)
-        with source, Reader(shards.out, ManifestError) as held:
+        with origin.reader(BLOCK) as source, Reader(shards.out, ManifestError) as held:
             yield _Hands(source, held, np.empty(BLOCK, np.uint8))
+            source.prove()
 
     def work(hands: _Hands, number: int) -> None:
         holders = shards.holders(checkpoint.names[number])
@@ -73,7 +79,10 @@ def compare(shards: Shards, checkpoint: Checkpoint, workers: int, meter: Meter) 
             absent.append(number)
         meter.add(int(checkpoint.sizes[number]))
 
-    run_all(range(len(checkpoint)), worker, work, workers)
+    numbers = range(len(checkpoint))
+    dealt = Runs(numbers, checkpoint.sizes[: len(numbers)].tolist(), workers) if origin.sequential else numbers
+    run_all(dealt, worker, work, workers)
+    origin.unchanged()
     failures += _padding(shards)
     return failures if shards.root.partial is not None else [*failures, *_skipped(shards, checkpoint, sorted(absent))]
 

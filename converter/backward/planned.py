@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from converter.backward.gather import Shards
 from converter.findings import Failure
 from converter.output.carry import FAMILY, PLAN, SOURCE
+from converter.sources.source import Source
 from converter.streams.hashing import file_digest
-from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.documents.manifest import ROOT
 from shard_plans.documents.plan import read_plan
 from shard_plans.documents.shard_manifest import ManifestTensor, Piece, ShardManifest
@@ -23,15 +23,15 @@ from shard_plans.layouts.registry import lay_out_plan
 from shard_plans.placement.shards import ShardFile, ShardTensor
 
 
-def departures(shards: Shards, checkpoint: Checkpoint) -> Iterator[Failure]:
+def departures(shards: Shards, origin: Source) -> Iterator[Failure]:
     """Where the manifests tell of other tensors, shapes or origins than the plan makes from this checkpoint."""
     try:
-        binding = bind(checkpoint, read_family(shards.out / FAMILY))
+        binding = bind(origin.checkpoint, read_family(shards.out / FAMILY))
         placement = lay_out_plan(binding, read_plan(shards.out / PLAN))
     except ReshardError as error:
         yield Failure(PLAN, None, f"can't be laid out again: {error}")
         return
-    yield from _carried(shards, checkpoint)
+    yield from _carried(shards, origin)
     expected = {file.name: file for file in placement.files}
     for manifest in shards.manifests:
         file = expected.pop(manifest.file, None)
@@ -44,14 +44,14 @@ def departures(shards: Shards, checkpoint: Checkpoint) -> Iterator[Failure]:
             yield Failure(name, None, f"is a file that the plan makes, and {ROOT} doesn't list it")
 
 
-def _carried(shards: Shards, checkpoint: Checkpoint) -> Iterator[Failure]:
+def _carried(shards: Shards, origin: Source) -> Iterator[Failure]:
     """Configuration, tokenizer and the division into files are the checkpoint's too."""
-    stated = {file.name: file for file in shards.root.carried}
+    checkpoint, stated = origin.checkpoint, {file.name: file for file in shards.root.carried}
     for name in sorted(stated.keys() ^ set(checkpoint.carried)):
         words = "was carried along, but the checkpoint has none" if name in stated else "is in the checkpoint alone"
         yield Failure(f"{SOURCE}/{name}", None, words)
     for name in sorted(stated.keys() & set(checkpoint.carried)):
-        size, digest = file_digest(checkpoint.folder / name)
+        size, digest = file_digest(origin.carried(name).path)
         if (size, digest) != (stated[name].size, stated[name].xxh3):
             yield Failure(
                 f"{SOURCE}/{name}", None, f"has the digest {stated[name].xxh3}, the checkpoint's file has {digest}"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from converter.forward.shard_file import FileLayout
 from converter.output.folder import Identity
+from converter.sources.source import Source
 from converter.streams.hashing import Digest, hash_bytes
-from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.documents.manifest import (
     CarriedFile,
     ConstantRegion,
@@ -46,11 +46,12 @@ def shard_manifest(layout: FileLayout, identity: Identity, digests: Sequence[Dig
 
 
 def root_manifest(
-    checkpoint: Checkpoint, identity: Identity, plan: Plan, placement: Placement, files: Sequence[ManifestFile],
+    source: Source, identity: Identity, plan: Plan, placement: Placement, files: Sequence[ManifestFile],
     carried: tuple[CarriedFile, ...], documents: tuple[CarriedFile, ...],
 ) -> Manifest:  # fmt: skip
     """The root manifest."""
-    source = SourceRecord(
+    checkpoint = source.checkpoint
+    record = SourceRecord(
         identity.source,
         len(checkpoint),
         checkpoint.total_bytes,
@@ -58,9 +59,10 @@ def root_manifest(
     )
     ranks = tuple(RankFiles(at, names) for at, names in placement.ranks)
     return Manifest(
-        plan.checkpoint.family, identity.plan, source, carried, ranks, tuple(files), documents, placement.skipped,
+        plan.checkpoint.family, identity.plan, record, carried, ranks, tuple(files), documents, placement.skipped,
         partial=identity.ranks, layout=plan.layout,
         constants=tuple(
             ConstantRegion(item.pattern, item.region, item.reason, item.values) for item in placement.constants
         ),
+        via=source.via,
     )  # fmt: skip

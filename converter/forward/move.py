@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from pathlib import Path
 
@@ -27,6 +27,8 @@ from shard_plans.errors import OutputError, ReshardError
 
 COMMIT = 1.0
 """Seconds between entries of the journal; a crash loses about as much work."""
+PROVE = 16
+"""Bytes made for each byte that is left to read to prove them: from there on it is read for that alone."""
 
 
 @dataclass(slots=True)
@@ -36,6 +38,8 @@ class _Hands:
     reader: StoredReader
     writer: Writer
     staging: Staging
+    held: dict[int, bytes] = field(default_factory=dict)
+    """Units that are written, with their digests, but not yet known to come from undamaged bytes."""
 
 
 class Move:
@@ -102,7 +106,9 @@ class Move:
     def worker(self) -> Iterator[_Hands]:
         """A reader, a writer and memory for one thread."""
         with self.source.reader(self.buffer) as reader, Writer(self.out) as writer:
-            yield _Hands(reader, writer, Staging(self.buffer))
+            hands = _Hands(reader, writer, Staging(self.buffer))
+            yield hands
+            self._prove(hands, True)
         with self.meter.lock:
             self.bytes_read += reader.bytes_read
             self.bytes_written += writer.bytes_written
@@ -132,11 +138,22 @@ class Move:
             if place is not None:
                 heappush(turns, (place, order))
             else:
-                self._done(numbers[order], b"".join(sink.finish() for sink in sinks[order]))
+                hands.held[numbers[order]] = b"".join(sink.finish() for sink in sinks[order])
+                self._prove(hands)
         hands.reader.forget()
 
     def _sink(self, hands: _Hands, part: Slice, room: Bytes) -> Sink:
         return Sink(hands.writer, self._name(part), part.target.start + part.start, room, self.meter.add)
+
+    def _prove(self, hands: _Hands, last: bool = False) -> None:
+        """Take as done what a worker has written, once what it was made of is known to be undamaged."""
+        unproven = hands.reader.unproven
+        if unproven and not last and sum(self.units[number].nbytes for number in hands.held) < PROVE * unproven:
+            return
+        if unproven:
+            hands.reader.prove()
+        while hands.held:
+            self._done(*hands.held.popitem())
 
     def _done(self, number: int, digests: bytes) -> None:
         """The unit's bytes are written: they will be vouched for when they are on the disk."""

@@ -16,6 +16,7 @@ from converter.output.journal import Journal, head
 from converter.output.partial import allocated, check_space, reserve_again, sync
 from converter.sources.source import Source
 from converter.streams.hashing import hash_bytes
+from converter.streams.runs import Runs
 from converter.streams.workers import Meter, Progress, run_all
 from shard_plans.documents.manifest import ManifestFile
 from shard_plans.documents.shard_manifest import format_shard_manifest
@@ -86,7 +87,10 @@ def _move(move: Move, found: Mapping[int, bytes], workers: int) -> None:
     move.write_headers()
     left = [number for number in range(len(move.units)) if number not in good]
     try:
-        run_all(make_batches(move.units, left, move.checkpoint, move.buffer), move.worker, move.batch, workers)
+        batches = make_batches(move.units, left, move.checkpoint, move.buffer)
+        weights = [sum(move.units[number].nbytes for number in batch) for batch in batches]
+        dealt = Runs(batches, weights, workers) if move.source.sequential else batches
+        run_all(dealt, move.worker, move.batch, workers)
     except BaseException:
         move.finish(failed=True)
         raise

@@ -14,14 +14,14 @@ from converter.streams.writing import write_fault
 from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.checkpoints.headers import brief
 from shard_plans.documents.manifest import CarriedFile
+from shard_plans.documents.stored import FAMILY, HEADERS, SOURCE
 from shard_plans.errors import CheckpointError
 
+__all__ = [
+    "FAMILY", "HEADERS", "PLAN", "SOURCE", "carried_names", "carry_documents", "carry_files", "document_names",
+]  # fmt: skip
+
 PLAN = "plan.yaml"
-FAMILY = "family.yaml"
-SOURCE = "source"
-"""Folder of the files that were carried along."""
-HEADERS = "source/headers"
-"""Folder of the source files' JSON headers, as they were."""
 STEP = 1 << 20
 
 

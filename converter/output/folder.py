@@ -11,9 +11,9 @@ from converter.output.identity import Identity, format_marker
 from converter.output.lock import Lock
 from converter.output.lying import finished, marked
 from converter.output.partial import PARTIAL, publish, remove_empty, sync, write_small, write_synced
-from converter.output.parts import LOCK, MARKER, Part, is_leftover, read_done, record_done
+from converter.output.parts import LOCK, Part, is_leftover, read_done, record_done
 from shard_plans.checkpoints.headers import brief
-from shard_plans.documents.manifest import ROOT, Manifest, ManifestFile
+from shard_plans.documents.manifest import MARKER, ROOT, Manifest, ManifestFile
 from shard_plans.errors import OutputError
 
 __all__ = ["Identity", "OutputFolder"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Set
-from dataclasses import replace
 from pathlib import Path
 
 from converter.output.identity import Identity, parse_marker
 from converter.output.partial import PARTIAL
-from converter.output.parts import MARKER, is_leftover
+from converter.output.parts import is_leftover
 from shard_plans.checkpoints.headers import brief
-from shard_plans.documents.manifest import ROOT, Manifest, read_manifest
+from shard_plans.documents.manifest import MARKER, ROOT, Manifest, read_manifest
 from shard_plans.errors import ManifestError, OutputError
 
 
@@ -63,7 +62,7 @@ def _whole(path: Path, identity: Identity) -> Manifest:
     except ManifestError as error:
         raise OutputError(f"{path} holds a damaged output ({error}); remove it to convert again") from error
     found = Identity(manifest.plan, manifest.source.fingerprint, manifest.partial)
-    if found != replace(identity, parts=1):
+    if found != identity.result:
         raise OutputError(
             f"{path} holds the output of {found}, not of {identity}; choose another folder, or remove this one"
         )

@@ -11,12 +11,10 @@ from pathlib import Path
 from converter.output.identity import parse_marker
 from converter.output.partial import write_synced
 from converter.streams.writing import write_fault
-from shard_plans.documents.manifest import ManifestFile
+from shard_plans.documents.manifest import MARKER, ManifestFile
 from shard_plans.errors import OutputError, PlanError
 from shard_plans.placement.experts import format_ids
 
-MARKER = "conversion.partial"
-"""Says whose unfinished conversion lies in a folder."""
 LOCK = "conversion.lock"
 """Locked by the process that writes what belongs to no part."""
 MOST = 100_000

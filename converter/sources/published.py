@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from converter.faults import SourceChanged
 from converter.sources.constants import check_constants
-from converter.sources.source import Source, Stretch
+from converter.sources.source import Need, Source, Stretch
 from converter.sources.tied import check_tied
 from converter.streams.reading import Reader, Stamp, stamp_of
 from shard_plans.checkpoints.checkpoint import Checkpoint, SourceFile, inside
@@ -28,7 +28,7 @@ class FileReader(Reader):
 class Published(Source):
     """A checkpoint in safetensors files."""
 
-    buffers = 1
+    buffers, sequential = 1, False
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
@@ -59,6 +59,9 @@ class Published(Source):
         if binding.doubled is not None:
             check_tied(self, binding.doubled)
         check_constants(self, placement.constants)
+
+    def require(self, needs: Iterable[tuple[str, Need]]) -> None:
+        """Nothing is left out of a published checkpoint."""
 
     def carried(self, name: str) -> Stretch:
         """The file as it lies there."""

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from shard_plans.checkpoints.checkpoint import Checkpoint, SourceFile
+from shard_plans.documents.manifest import Origin
 from shard_plans.families.binding import Binding
-from shard_plans.placement.shards import Placement
+from shard_plans.placement.shards import Cut, Placement
 
 
 class StoredReader(Protocol):
     """Reads the stored tensors of a checkpoint, for one thread."""
 
-    bytes_read: int
+    @property
+    def bytes_read(self) -> int:
+        """Of files, so far."""
 
     @property
     def unproven(self) -> int:
@@ -39,6 +42,18 @@ class StoredReader(Protocol):
         """Expect nothing more, and hold nothing."""
 
 
+class Need(Protocol):
+    """What is to be read: cuts of a stored tensor, or of those of some experts."""
+
+    @property
+    def experts(self) -> tuple[int, ...] | None:
+        """Their ids; None where the tensor isn't an expert's."""
+
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """One for each dimension."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """Bytes of a file that are copied as they are: a whole small file, or the JSON header of a large one."""
@@ -56,6 +71,10 @@ class Source(ABC):
 
     buffers: int
     """Buffers of `room` bytes that each of its readers takes."""
+    sequential: bool
+    """Whether a reader should go on where it was, because a part of what it reads there is for proof."""
+    via: tuple[Origin, ...] = ()
+    """The outputs through which the bytes came."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -75,6 +94,10 @@ class Source(ABC):
     @abstractmethod
     def prepare(self, binding: Binding, placement: Placement) -> None:
         """Raise unless what the placement draws on is there, and what it takes for granted is so."""
+
+    @abstractmethod
+    def require(self, needs: Iterable[tuple[str, Need]]) -> None:
+        """Raise unless these are there, each under the name or pattern of stored tensors."""
 
     @abstractmethod
     def carried(self, name: str) -> Stretch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from shard_plans.checkpoints.headers import Int64, Kinds, brief, check_words, load_json, read_header
+from shard_plans.checkpoints.headers import Header, Int64, Kinds, brief, check_words, load_json, read_header
 from shard_plans.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
@@ -69,6 +69,10 @@ class Checkpoint:
     """Files that a conversion carries along: configuration, tokenizer, chat template, index. Never code."""
     stacks: tuple[tuple[int, int], ...] = field(default=(), repr=False)
     """Tensors whose slices have rows of their own behind those of all tensors (`slices`), and how many each has."""
+    sharded: bool = False
+    """Its tensors lie in the shards of the output at `folder`, not in `files`, which are as they once were."""
+    left_out: tuple[str, ...] = ()
+    """Patterns of tensors that those shards don't hold, because their plan left them out."""
 
     def __len__(self) -> int:
         """Tensors."""
@@ -101,19 +105,31 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     if not folder.is_dir():
         raise CheckpointError(f"{folder} isn't a folder; a checkpoint is one with config.json and safetensors files")
     raw_config = read_small(folder, "config.json")
-    config = parse_object(raw_config, folder / "config.json")
+    parse_object(raw_config, folder / "config.json")
     index = _read_index(folder)
     expected = Counter(index.values()) if index is not None else Counter({SINGLE: 0})
+    kinds = Kinds()
+
+    def headers() -> Iterator[tuple[str, Header]]:
+        for name in sorted(expected):
+            header = read_header(inside(folder, name), kinds)
+            if index is not None:
+                _check_indexed(folder, name, header.names, index, expected[name])
+            yield name, header
+
+    return from_headers(folder, raw_config, headers(), _carried(folder))
+
+
+def from_headers(
+    folder: Path, raw_config: bytes, headers: Iterable[tuple[str, Header]], carried: tuple[str, ...]
+) -> Checkpoint:
+    """A checkpoint from its config.json and the headers of its files, which are in the order of their names."""
     files: list[SourceFile] = []
     names: list[str] = []
     dtypes: list[str] = []
     shapes: list[tuple[int, ...]] = []
     starts, sizes, counts = [], [], []
-    kinds = Kinds()
-    for number, name in enumerate(sorted(expected)):
-        header = read_header(inside(folder, name), kinds)
-        if index is not None:
-            _check_indexed(folder, name, header.names, index, expected[name])
+    for number, (name, header) in enumerate(headers):
         files.append(SourceFile(name, header.size, header.header_size, header.header_digest, header.metadata))
         names += header.names
         dtypes += header.dtypes
@@ -124,12 +140,11 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     if not names:
         raise CheckpointError(f"{folder} holds no tensors")
     config_digest = xxhash.xxh3_128_hexdigest(raw_config)
-    all_sizes = np.concatenate(sizes)
     return Checkpoint(
-        folder, config, config_digest, tuple(files), names, dtypes, shapes, np.concatenate(counts),
-        np.concatenate(starts), all_sizes, {name: row for row, name in enumerate(names)},
-        sum(int(array.sum()) for array in sizes),
-        _fingerprint(config_digest, names, dtypes, shapes), _carried(folder),
+        folder, parse_object(raw_config, folder / "config.json"), config_digest, tuple(files), names, dtypes, shapes,
+        np.concatenate(counts), np.concatenate(starts), np.concatenate(sizes),
+        {name: row for row, name in enumerate(names)}, sum(int(array.sum()) for array in sizes),
+        _fingerprint(config_digest, names, dtypes, shapes), carried,
     )  # fmt: skip
 
 

@@ -77,7 +77,16 @@ def read_header(path: Path, kinds: Kinds) -> Header:
 
     Raises CheckpointError unless the header is what the format asks for and its tensors cover the data exactly.
     """
-    text, raw, size = _read_text(path)
+    raw, size = _read_raw(path)
+    return parse_header(path, raw, size, kinds)
+
+
+def parse_header(path: Path, raw: bytes, size: int, kinds: Kinds) -> Header:
+    """The same from the bytes of the JSON header of a file of `size` bytes; `path` names it in messages."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"the header of {path} isn't UTF-8 at byte {error.start}") from error
     entries = load_json(text, f"the header of {path}", exact_integers=bool(NEGATIVE_ZERO.search(text)))
     if not isinstance(entries, dict):
         raise CheckpointError(f"the header of {path} isn't a JSON object")
@@ -111,7 +120,7 @@ def read_header(path: Path, kinds: Kinds) -> Header:
     )  # fmt: skip
 
 
-def _read_text(path: Path) -> tuple[str, bytes, int]:
+def _read_raw(path: Path) -> tuple[bytes, int]:
     try:
         with open(open_regular(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -126,10 +135,7 @@ def _read_text(path: Path) -> tuple[str, bytes, int]:
         raise CheckpointError(f"{path} can't be read: {error.strerror}") from error
     if len(raw) != length or not raw.startswith(b"{"):
         raise CheckpointError(f"the header of {path} doesn't start with '{{' or ends early: not a safetensors file")
-    try:
-        return raw.decode("utf-8"), raw, size
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"the header of {path} isn't UTF-8 at byte {error.start}") from error
+    return raw, size
 
 
 def _fields(entry: Any) -> tuple[str, list[int], list[int]]:

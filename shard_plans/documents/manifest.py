@@ -13,11 +13,13 @@ from shard_plans.checkpoints.headers import brief, load_json
 from shard_plans.checkpoints.regular import open_regular
 from shard_plans.documents.digests import canonical_digest
 from shard_plans.documents.manifest_records import (
+    MARKER,
     ROOT,
     CarriedFile,
     ConstantRegion,
     Manifest,
     ManifestFile,
+    Origin,
     RankFiles,
     SourceFileRecord,
     SourceRecord,
@@ -31,9 +33,9 @@ from shard_plans.placement.grid import Coordinate
 from shard_plans.placement.shards import Skipped
 
 __all__ = [
-    "ROOT", "CarriedFile", "ConstantRegion", "Manifest", "ManifestFile", "ManifestTensor", "Piece", "RankFiles",
-    "ShardManifest", "SourceFileRecord", "SourceRecord", "format_manifest", "read_manifest", "read_shard_manifest",
-    "root_digest",
+    "MARKER", "ROOT", "CarriedFile", "ConstantRegion", "Manifest", "ManifestFile", "ManifestTensor", "Origin", "Piece",
+    "RankFiles", "ShardManifest", "SourceFileRecord", "SourceRecord", "format_manifest", "read_manifest",
+    "read_shard_manifest", "root_digest",
 ]  # fmt: skip
 
 MANIFEST_LIMIT = 1 << 30
@@ -167,6 +169,7 @@ def _value(manifest: Manifest) -> dict[str, Any]:
                           for item in manifest.constants]} if manifest.constants else {}),
         **({} if manifest.partial is None else {"partial": format_ids(manifest.partial)}),
         **({} if manifest.layout == NATIVE else {"layout": manifest.layout}),
+        **({"via": [{"plan": item.plan, "manifest": item.manifest} for item in manifest.via]} if manifest.via else {}),
     }  # fmt: skip
 
 
@@ -196,4 +199,5 @@ def _manifest(value: Mapping[str, Any]) -> Manifest:
               for entry in value.get("constants", ())),
         parse_ids(value["partial"]) if "partial" in value else None,
         value.get("layout", NATIVE),
+        tuple(Origin(**entry) for entry in value.get("via", ())),
     )  # fmt: skip

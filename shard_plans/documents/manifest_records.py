@@ -11,6 +11,8 @@ from shard_plans.placement.grid import Coordinate
 from shard_plans.placement.shards import Skipped
 
 ROOT = "manifest.json"
+MARKER = "conversion.partial"
+"""Says whose unfinished conversion lies in a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,16 @@ class ConstantRegion:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """An output whose shards were read instead of the checkpoint."""
+
+    plan: str
+    """Digest of its plan."""
+    manifest: str
+    """Digest of its root manifest."""
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """The root manifest."""
 
@@ -97,6 +109,8 @@ class Manifest:
     """The ranks that a partial output was made for, `ranks` and `files` are theirs; None where it is whole."""
     layout: str = NATIVE
     """Whose loader reads the shards."""
+    via: tuple[Origin, ...] = ()
+    """The outputs through which the bytes came, the first made from the checkpoint; none where it was read itself."""
 
     def file(self, name: str) -> ManifestFile:
         """The entry of the shard file `name`."""

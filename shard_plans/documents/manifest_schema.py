@@ -65,6 +65,7 @@ _CONSTANT["properties"] |= {"values": {**_list(_SIZE), "minItems": 1, "maxItems"
 SCHEMA["properties"] |= {
     "constants": {**_list(_CONSTANT), "minItems": 1},
     "layout": _word(r"[a-z][a-z0-9.@-]{0,40}"),
+    "via": {**_list(_object(plan=_HEX, manifest=_HEX)), "minItems": 1},
     "partial": _word(r"[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*"),
 }
 _Validator = jsonschema.validators.extend(  # type: ignore[no-untyped-call]

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.checkpoints.expected import Expected
 from shard_plans.documents.plan import Plan, PlanSource
 from shard_plans.errors import PlanError
 from shard_plans.families.agreement import differences
 from shard_plans.families.binding import Binding
+
+
+def check_held(mtp: str, source: Checkpoint | Expected) -> None:
+    """Raise PlanError where a plan keeps what the shards that stand for the checkpoint were made without."""
+    if mtp == "keep" and isinstance(source, Checkpoint) and source.left_out:
+        raise PlanError(
+            f"{source.folder} was made with --mtp drop: it lacks the multi-token-prediction layers "
+            f"({source.left_out[0]} and {len(source.left_out) - 1} more), which this plan keeps; "
+            f"plan with --mtp drop, or start from the checkpoint"
+        )
 
 
 def plan_source(binding: Binding) -> PlanSource:
@@ -26,6 +37,7 @@ def check_plan(plan: Plan, binding: Binding) -> Plan:
     if plan.checkpoint.family != binding.family.name:
         raise PlanError(f"the plan was made with the family {plan.checkpoint.family}, not {binding.family.name}")
     plan = _belongs(plan, binding)
+    check_held(plan.mtp, binding.source)
     _check_layers(plan, binding)
     _check_experts(plan, binding)
     return plan

@@ -18,7 +18,8 @@ import pytest
 from converter.convert import convert
 from converter.output import partial
 from converter.output.folder import Identity, OutputFolder
-from converter.output.parts import LOCK, MARKER
+from converter.output.parts import LOCK
+from shard_plans.documents.manifest import MARKER
 from shard_plans.documents.plan import plan_digest
 from shard_plans.errors import OutputError, PlanError
 from shard_plans.placement.place import place

@@ -13,7 +13,8 @@ from converter.forward.batches import make_batches
 from converter.forward.grouping import make_groups
 from converter.forward.shard_file import lay_out
 from converter.forward.units import make_units
-from converter.output.parts import LOCK, MARKER
+from converter.output.parts import LOCK
+from shard_plans.documents.manifest import MARKER
 from shard_plans.errors import CheckpointError, OutputError
 from shard_plans.placement.place import place
 from tests.conftest import MakeCheckpoint

@@ -11,18 +11,16 @@ from converter.convert import ConvertResult, convert
 from converter.options import WHOLE, ConvertOptions
 from converter.output.parts import Part
 from converter.streams.workers import Progress
-from shard_plans.checkpoints.checkpoint import open_checkpoint
 from shard_plans.documents.plan import Plan
-from shard_plans.families.binding import Binding, bind
-from shard_plans.families.family import load_family
+from shard_plans.families.binding import Binding
 from shard_plans.placement.place import place
+from shard_plans.verbs import open_binding
 from tests.tools.plans import make_plan
 
 
 def bound(folder: Path) -> Binding:
-    """The checkpoint in `folder` with its family."""
-    checkpoint = open_checkpoint(folder)
-    return bind(checkpoint, load_family(checkpoint.config))
+    """The checkpoint in `folder`, or that of the output there, with its family."""
+    return open_binding(folder)
 
 
 def converted(
@@ -47,7 +45,7 @@ def converted(
 
 def small_chunks(patch: pytest.MonkeyPatch, size: int) -> None:
     """Let chunks be that small, so that tiny tensors have many."""
-    modules = ("check", "streams.hashing", "forward.move", "forward.units")
+    modules = ("check", "streams.hashing", "forward.move", "forward.units", "sources.holdings", "sources.proof")
     for module in (*(f"converter.{name}" for name in modules), "shard_plans.documents.shard_manifest"):
         patch.setattr(f"{module}.CHUNK", size)
 
