@@ -47,8 +47,10 @@ class Candidate:
 class Outlines:
     """Outlines and candidates of one binding and workload."""
 
-    def __init__(self, binding: Binding, payload: Payload, workload: Workload, mtp: str) -> None:
+    def __init__(self, binding: Binding, payload: Payload, workload: Workload, mtp: str, alone: bool = False) -> None:
+        """`alone` leaves out everything but weights: what no workload can do without."""
         self.binding, self.payload, self.workload, self.mtp = binding, payload, workload, mtp
+        self.alone = alone
         self._weights: dict[tuple[int, int, int], list[int]] = {}
         model = binding.model
         kinds: dict[object, int] = {}
@@ -62,19 +64,19 @@ class Outlines:
         """Bytes by layer of one grid; PlanError where a cut isn't possible."""
         model, tp = self.binding.model, Share(0, grid.tp)
         weights = self._layer_weights(grid)
-        caches = [kv_cache(layer, model, grid, self.workload) for layer in self._examples]
+        caches = [0 if self.alone else kv_cache(layer, model, grid, self.workload) for layer in self._examples]
         forward = len(model.forward_layers)
         costs = tuple(weights[layer.index] + caches[self._kinds[at]] for at, layer in enumerate(model.forward_layers))
         kept = self.mtp == "keep" and load_engine(self.workload.engine).value("mtp") != "drop"
         last = self.payload.last(tp, grid.pp > 1) + (sum(weights[forward:]) if kept else 0)
-        return Outline(costs, self.payload.first(tp), last + logits(model, grid, self.workload))
+        return Outline(costs, self.payload.first(tp), last + self._logits(grid))
 
     def candidate(
         self, grid: Grid, outline: Outline, model: CostModel | None = None, times: Times | None = None, room: int = 0
     ) -> Candidate:
         """Stages and need of a grid: balanced by time within `room` bytes where it is timed, else by bytes alone."""
         layers = self.binding.model.forward_layers
-        peaks = [activations(layer, self.binding.model, grid, self.workload) for layer in layers]
+        peaks = [] if self.alone else [activations(layer, self.binding.model, grid, self.workload) for layer in layers]
         ends = (outline.first, outline.last)
         if model is None or times is None:
             stages = balance(outline.costs, grid.pp, *ends, peaks)
@@ -91,11 +93,20 @@ class Outlines:
         for stage, (start, stop) in enumerate(stages):
             held = sum(outline.costs[start:stop]) + (outline.first if stage == 0 else 0)
             if stage == grid.pp - 1:
-                held += outline.last - logits(self.binding.model, grid, self.workload)
-            beside = stage_need(self.binding.model, grid, self.workload, stage, (start, stop))
-            need = max(need, held + beside.total - beside.kv_cache)  # the costs hold the cache already
+                held += outline.last - self._logits(grid)
+            need = max(need, held + self._beside(grid, stage, (start, stop)))
         kept = len(self.binding.model.layers) if self.mtp == "keep" else len(layers)
         return Candidate(grid, (*stages[:-1], (stages[-1][0], kept)), need, prediction)
+
+    def _logits(self, grid: Grid) -> int:
+        return 0 if self.alone else logits(self.binding.model, grid, self.workload)
+
+    def _beside(self, grid: Grid, stage: int, layers: tuple[int, int]) -> int:
+        """Bytes of a stage's ranks beside weights and cache, which the costs hold already."""
+        if self.alone:
+            return 0
+        need = stage_need(self.binding.model, grid, self.workload, stage, layers)
+        return need.total - need.kv_cache
 
     def _layer_weights(self, grid: Grid) -> list[int]:
         """Bytes of each kept layer on the fullest rank."""

@@ -15,6 +15,7 @@ from shard_plans.search.finish import finished, room
 from shard_plans.search.found import Alternative, Found, trades
 from shard_plans.search.goals import Order, order
 from shard_plans.search.rejected import Verdicts
+from shard_plans.search.remedies import remedies
 from shard_plans.search.space import Space
 
 MOST_CUT = 400
@@ -64,7 +65,8 @@ def judge(space: Space, goal: str) -> Found:
     grids = len(outlined) + len(refused)
     if not kept:
         closest = finished(space.payload, space.roomiest(), space.cluster, space.workload, space.mtp)
-        return Found(closest, goal, rejected=verdicts.groups(None), grids=grids)
+        would = remedies(space, closest, lambda changed: fastest(changed, goal))
+        return Found(closest, goal, rejected=verdicts.groups(None), remedies=would, grids=grids)
     kept.sort(key=lambda each: _order(space, goal, each.candidate))
     best = kept[0]
     for other in timed:
@@ -77,6 +79,19 @@ def judge(space: Space, goal: str) -> Found:
         best.plan, goal, best.candidate.prediction, others, verdicts.groups(best.candidate), assumed(model), (), grids,
         best.dealt,
     )  # fmt: skip
+
+
+def fastest(space: Space, goal: str) -> Candidate:
+    """The best candidate for the goal, unfinished; where none fits, the roomiest."""
+    model = cost_model(space.binding, space.cluster)
+    outlines, outlined, _ = space.outlines()
+    timed = []
+    for grid, outline in outlined:
+        if outline.least // grid.pp <= space.room:
+            times = model.times(grid, space.workload, space.imbalance(grid))
+            timed.append(_Timed(grid, outline, times, bounds(times, grid)))
+    found = _cut(space, goal, model, outlines, timed, Verdicts(space.room))
+    return found[0] if found else space.roomiest()
 
 
 def _cut(

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from shard_plans.memory.limits import longest_context as model_limit
 from shard_plans.search.space import Space
 
 LONGEST = 1 << 24
-"""Tokens of a context, where config.json states no limit."""
+"""Tokens of a context that are tried, where config.json states no limit."""
 
 
 def context_limit(space: Space) -> int:
-    """Tokens that the model was made for, by its config."""
-    stated = space.binding.model.text.get("max_position_embeddings")
-    return stated if isinstance(stated, int) and not isinstance(stated, bool) and 0 < stated <= LONGEST else LONGEST
+    """Tokens that are tried at most: what the model was made for."""
+    return min(model_limit(space.binding.model) or LONGEST, LONGEST)
 
 
 def longest_context(space: Space) -> Space:

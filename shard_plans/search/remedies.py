@@ -1,8 +1,23 @@
-"""What would fit where the plan doesn't: each remedy with its numbers."""
+"""What would fit where the plan doesn't: each remedy with its numbers, found by searching with one thing changed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from shard_plans.console import size
+from shard_plans.documents.plan import Plan
+from shard_plans.memory.offload import offload
+from shard_plans.search.candidate import Candidate
+from shard_plans.search.grids import expert_count
+from shard_plans.search.longest import context_limit, highest_concurrency, most
+from shard_plans.search.other_weights import with_experts_in
+from shard_plans.search.space import Space
+
+MOST_CARDS = 8192
+MOST_TRIES = 40
+"""Numbers of nodes that are tried for one answer."""
+GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,8 +25,164 @@ class Remedy:
     """One thing to change."""
 
     kind: str
-    """cards, context, concurrency, kv_dtype, weights or offload."""
+    """cards, context, concurrency, kv_dtype, assume, weights or offload."""
     text: str
     """A sentence with the numbers."""
     value: int | str | None = None
     """The number or word to give instead; None where this alone doesn't help."""
+
+
+Best = Callable[[Space], Candidate]
+"""Chooses among what fits, for the goal of the search."""
+
+
+def remedies(space: Space, closest: Plan, best: Best) -> tuple[Remedy, ...]:
+    """Everything that alone would make the question answerable, and what wouldn't."""
+    return (
+        cards(space, best),
+        weights_alone(space),
+        longest(space),
+        sequences(space),
+        *_words(space, best),
+        *other_formats(space, best),
+        *offloading(space, closest),
+    )
+
+
+def cards(space: Space, best: Best) -> Remedy:
+    """The fewest cards of this type that fit."""
+    asked = fewest(space)
+    if asked is None:
+        return Remedy("cards", f"no number of whole nodes up to {MOST_CARDS} cards fits this workload")
+    fitting = best(asked)
+    return Remedy(
+        "cards",
+        f"{_cluster(asked)} fit at this workload: {_grid(fitting)}, the fullest rank needs {size(fitting.need)} of "
+        f"{size(asked.room)}",
+        asked.cluster.world,
+    )
+
+
+def weights_alone(space: Space, stored: str = "as stored") -> Remedy:
+    """The fewest cards for weights alone, at a utilisation of 1."""
+    asked = fewest(space.weights())
+    here = space.weights().plainest()
+    now = f"weights alone, {stored}, take {here.need / GIB:.2f} GiB a card here ({_grid(here)})"
+    if asked is None:
+        return Remedy("cards", f"{now}; no number of whole nodes up to {MOST_CARDS} cards holds them")
+    fitting = asked.plainest()
+    return Remedy(
+        "cards",
+        f"{now}; at a utilisation of 1.0 they need {_cluster(asked)} ({fitting.need / GIB:.1f} GiB on the fullest rank "
+        f"at {_grid(fitting)})",
+        asked.cluster.world,
+    )
+
+
+def longest(space: Space) -> Remedy:
+    """The longest context at this concurrency."""
+    load = space.workload
+    found = most(lambda tokens: space.under(context=tokens).fits(), min(load.context, context_limit(space)))
+    if not found:
+        return Remedy("context", f"no context fits: not even one token of {load.concurrency} sequences")
+    return Remedy("context", f"a context of {found:,} tokens fits {load.concurrency} sequences", found)
+
+
+def sequences(space: Space) -> Remedy:
+    """The most sequences at this context."""
+    load = space.workload
+    found = highest_concurrency(space, load.concurrency)
+    if not found:
+        return Remedy("concurrency", f"not even one sequence of {load.context:,} tokens fits")
+    return Remedy("concurrency", f"{found:,} sequences of {load.context:,} tokens fit", found)
+
+
+def _words(space: Space, best: Best) -> Iterator[Remedy]:
+    """An FP8 cache, and the typical instead of the high end of what can't be computed."""
+    load, need = space.workload, space.roomiest().need
+    for kind, value, words, now in (
+        ("kv_dtype", "fp8", "an FP8 KV cache", load.kv_dtype),
+        ("assume", "typical", "counting the typical instead of the high end of what isn't known exactly", load.assume),
+    ):
+        if now in (value, "fp4", "nvfp4_ds_mla", "low"):
+            continue
+        changed = space.under(**{kind: value})
+        if changed.fits():
+            found = best(changed)
+            yield Remedy(kind, f"{words} fits: {_grid(found)}, {size(found.need)} of {size(space.room)}", value)
+        elif kind == "kv_dtype":
+            least = changed.roomiest().need
+            text = f"{words} isn't enough: {size(least)} instead of {size(need)}, {size(space.room)} may be taken"
+            yield Remedy(kind, text)
+
+
+def other_formats(space: Space, best: Best) -> Iterator[Remedy]:
+    """Routed experts in another format: whether it fits here, and how many cards its weights alone need."""
+    if not expert_count(space.binding):
+        return
+    stored = space.weights().roomiest().need
+    for name, words in (("mxfp4", "MXFP4"), ("fp8", "FP8 (one fp32 scale for 128 x 128)")):
+        other = space.stored(with_experts_in(space.binding, name))
+        if other.weights().roomiest().need == stored:
+            continue
+        if other.fits():
+            found = best(other)
+            text = f"experts in {words} fit: {_grid(found)}, {size(found.need)} of {size(space.room)}"
+            yield Remedy("weights", text, f"experts={name}")
+        else:
+            yield Remedy("weights", weights_alone(other, f"experts in {words}").text)
+
+
+def offloading(space: Space, closest: Plan) -> Iterator[Remedy]:
+    """Cold experts in host memory, for the closest plan."""
+    found = offload(space.payload, closest)
+    if found is None:
+        return
+    worst, host = found.worst, space.cluster.card.host_memory
+    grid = closest.grid
+    where = f"at tp {grid.tp} pp {grid.pp} dp {grid.dp} ep {grid.ep} etp {grid.etp}"
+    if not found.enough:
+        text = (
+            f"host memory isn't enough {where}: with all {worst.held:,} experts of rank {worst.rank} pushed out it "
+            f"still lacks {size(worst.lacking)}"
+        )
+        yield Remedy("offload", text)
+        return
+    have = f", of {size(host * space.cluster.cards)} that the node has" if host is not None else ""
+    text = (
+        f"with cold experts in host memory it fits {where}: the fullest card (rank {worst.rank}) pushes out "
+        f"{worst.experts:,} of its {worst.held:,} experts, {size(worst.bytes)}; its node keeps "
+        f"{size(found.node_bytes)} in host memory{have}"
+    )
+    enough = host is None or found.node_bytes <= host * space.cluster.cards
+    yield Remedy("offload", text, worst.experts if enough else None)
+
+
+def fewest(space: Space) -> Space | None:
+    """The space of the fewest cards that fit: some of a node, or whole nodes; None where none does.
+
+    More cards don't always fit where fewer did, so every number is tried from what the bytes alone rule out.
+    """
+    space = replace(space, fixed={axis: n for axis, n in space.fixed.items() if axis in ("tp", "etp")})
+    held = sum(part.nbytes for p in space.binding.parameters if p.stage != "mtp" for part in p.parts)
+    least = held // max(space.room, 1) + 1
+    each = space.cluster.cards
+    for number in range(least, each):
+        if space.on(1, number).fits():
+            return space.on(1, number)
+    nodes, tries = max(1, -(-least // each)), 0
+    while nodes * each <= MOST_CARDS and tries < MOST_TRIES:
+        if space.on(nodes).fits():
+            return space.on(nodes)
+        nodes, tries = nodes + 1 + nodes // 16, tries + 1
+    return None
+
+
+def _cluster(space: Space) -> str:
+    found = space.cluster
+    return f"{found.world} cards ({found.nodes}x{found.cards})"
+
+
+def _grid(candidate: Candidate) -> str:
+    grid = candidate.grid
+    return f"tp {grid.tp} pp {grid.pp} dp {grid.dp} ep {grid.ep} etp {grid.etp}"

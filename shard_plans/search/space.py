@@ -32,6 +32,8 @@ class Space:
     """Let tp reach over nodes."""
     dealer: Dealer | None = None
     """Deals experts by load."""
+    alone: bool = False
+    """Count weights alone."""
 
     @property
     def room(self) -> int:
@@ -51,7 +53,7 @@ class Space:
 
     def outlines(self) -> tuple[Outlines, list[tuple[Grid, Outline]], dict[Grid, PlanError]]:
         """Every grid's bytes by layer, and the grids that cut where nothing may be cut, with the reason."""
-        outlines = Outlines(self.binding, self.payload, self.workload, self.mtp)
+        outlines = Outlines(self.binding, self.payload, self.workload, self.mtp, self.alone)
         found, refused = [], {}
         for grid in self.grids():
             try:
@@ -79,16 +81,40 @@ class Space:
 
     def fits(self) -> bool:
         """Whether some grid fits."""
+        return self.fitting() is not None
+
+    def fitting(self) -> Candidate | None:
+        """A grid that fits; None where none does, or none is legal."""
         try:
-            return self.roomiest(self.room).need <= self.room
+            found = self.roomiest(self.room)
         except (GridError, PlanError):
-            return False
+            return None
+        return found if found.need <= self.room else None
+
+    def plainest(self) -> Candidate:
+        """The grid with the fewest stages, then the fewest replicas: of those that fit, or of all where none does."""
+        outlines, found, _ = self.outlines()
+        found.sort(key=lambda item: (item[0].pp, item[0].dp, item[0].etp, -item[0].ep))
+        for grid, outline in found:
+            if outline.least // grid.pp <= self.room:
+                candidate = outlines.candidate(grid, outline)
+                if candidate.need <= self.room:
+                    return candidate
+        return outlines.candidate(*found[0])
 
     def on(self, nodes: int, cards: int | None = None) -> Space:
         """The same question for another number of nodes, or of cards in each."""
         cluster = replace(self.cluster, nodes=nodes, cards=cards or self.cluster.cards)
         dealer = replace(self.dealer, cluster=cluster) if self.dealer is not None else None
         return replace(self, cluster=cluster, dealer=dealer)
+
+    def weights(self) -> Space:
+        """The same question for weights alone, on whole cards."""
+        return replace(self, alone=True, workload=replace(self.workload, utilization=1.0))
+
+    def stored(self, binding: Binding) -> Space:
+        """The same question for a binding that is stored in another format."""
+        return replace(self, binding=binding, payload=Payload(binding, self.payload.strict_blocks))
 
     def under(self, **changes: object) -> Space:
         """The same question for another workload."""
