@@ -13,19 +13,25 @@ from shard_plans.console import emit, remark
 from shard_plans.documents.plan import write_plan
 from shard_plans.memory.cluster import parse_cluster
 from shard_plans.options import SIZES, Verb, contradictions, family_option, json_option, sizes_options
-from shard_plans.report import plan_json, show_inspection, show_plan
+from shard_plans.report import show_inspection, show_plan
+from shard_plans.report_bars import show_bars
 from shard_plans.report_lines import by_option, lines_json, show_lines
-from shard_plans.verbs import count_memory, inspect, itemise, open_model, plan_memory
+from shard_plans.report_search import found_json, show_found
+from shard_plans.search.search import appraise
+from shard_plans.search_options import SEARCH, report_options, search_options
+from shard_plans.verbs import count_memory, find_plan, inspect, itemise, open_model
 from shard_plans.workload_options import LOAD, workload_options
 
 
 @click.command("plan-memory", cls=Verb)
 @click.argument("checkpoint", type=click.Path())
-@click.option("--cluster", help="NODESxCARDS:CARD; CARD is a preset or a size (80GB, 80GiB).")
+@click.option("--cluster", help="NODESxCARDS:CARD (a preset, or a size: 80GB, 80GiB), or a .yaml file.")
 @click.option("--plan", type=click.Path(), help="Count the memory of this plan (edited by hand) instead of searching.")
 @sizes_options
+@search_options
 @workload_options
 @by_option
+@report_options
 @family_option
 @click.option("-o", "--output", type=click.Path(), help="Write the plan to this file.")
 @json_option
@@ -39,32 +45,36 @@ def plan_memory_command(
     output: str | None,
     as_json: bool,
     by: str,
+    explain: bool,
+    html: str | None,
     **options: Any,
 ) -> None:
     """Choose what goes where on a cluster, and say whether it fits (exit 1: it doesn't)."""
     if plan is not None:
-        clash = contradictions(ctx, (*SIZES, *LOAD))
+        clash = contradictions(ctx, (*SIZES, *SEARCH, *LOAD))
         if clash:
             raise click.UsageError(f"--plan contradicts {', '.join(clash)}: the plan says it already")
         model = open_model(checkpoint, options["family"])
-        found = count_memory(model, plan, cluster)
+        found = appraise(model, count_memory(model, plan, cluster))
     elif cluster is None:
         raise click.UsageError("give --cluster NODESxCARDS:CARD to plan for, or --plan FILE to count its memory")
     else:
         parse_cluster(cluster)  # refused before headers are read
         model = open_model(checkpoint, options.pop("family"))
-        found = plan_memory(model, cluster, **options)
+        found = find_plan(model, cluster, **options)
     for note in model.notes:
         remark(f"note: {note}")
     if output:
-        write_plan(found, Path(output))
-    lines = itemise(model, found, by) if by != "rank" else ()
+        write_plan(found.plan, Path(output))
+    lines = itemise(model, found.plan, by) if by != "rank" else ()
     if as_json:
-        emit({**plan_json(found), **lines_json(by, lines)})
+        emit({**found_json(found), **lines_json(by, lines)})
     else:
-        show_plan(found)
+        show_plan(found.plan)
+        show_bars(found.plan.ledger or ())
         show_lines(by, lines)
-    sys.exit(0 if found.fits else 1)
+        show_found(found, explain)
+    sys.exit(0 if found.plan.fits else 1)
 
 
 @click.command("inspect", cls=Verb)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -40,17 +41,17 @@ def show_plan(plan: Plan) -> None:
     console.print(f"[bold]{plan.checkpoint.family}[/bold], {plan.checkpoint.tensors:,} tensors, ", end="")
     console.print(f"{size(plan.checkpoint.bytes)} -> {sizes['world']} rank{'s' * (sizes['world'] > 1)}: {named}")
     rows = plan.ledger or ()
-    unit, scale = _unit(max((row.total for row in rows), default=0))
+    unit, scale = unit_of(max((row.total for row in rows), default=0))
     table = Table(box=None, pad_edge=False, title=f"{unit} a rank", title_justify="left", title_style="")
     for head in HEADS:
         table.add_column(head, justify="right", no_wrap=True)
-    for first, last, row in _alike(rows):
+    for first, last, row in alike(rows):
         start, stop = plan.stages[row.stage]
         numbers = [f"{getattr(row, part) / scale:.3g}" for part in (*PARTS, "total", "headroom")]
         table.add_row(
-            _span(first, last),
+            span(first, last),
             str(row.stage),
-            _span(start, stop - 1),
+            span(start, stop - 1),
             *numbers,
             style="" if row.headroom >= 0 else "red",
         )
@@ -62,23 +63,24 @@ def show_plan(plan: Plan) -> None:
         console.print(f"[green]fits[/green]: the fullest rank ({worst.rank}) has {size(worst.headroom)} left")
     else:
         console.print(
-            f"[red]does not fit[/red]: rank {worst.rank} needs {size(worst.total)}, its card has "
-            f"{size(worst.capacity)}: {size(-worst.headroom)} too much"
+            f"[red]does not fit[/red]: rank {worst.rank} needs {size(worst.total)}, it may take {size(worst.limit)} of "
+            f"its card's {size(worst.capacity)}: {size(-worst.headroom)} too much"
         )
 
 
-def _unit(largest: int) -> tuple[str, float]:
+def unit_of(largest: int) -> tuple[str, float]:
     """The unit in which the largest number has one to three digits before the point."""
     return next(
         ((unit, scale) for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)) if largest >= scale), ("kB", 1e3)
     )
 
 
-def _span(first: int, last: int) -> str:
+def span(first: int, last: int) -> str:
+    """`3-7`, or `3` alone."""
     return f"{first}-{last}" if last > first else str(first)
 
 
-def _alike(rows: tuple[LedgerRow, ...]) -> list[tuple[int, int, LedgerRow]]:
+def alike(rows: Sequence[LedgerRow]) -> list[tuple[int, int, LedgerRow]]:
     """Neighbouring ranks that need the same, as first rank, last rank and their row."""
     runs: list[tuple[int, int, LedgerRow]] = []
     for row in rows:
@@ -90,7 +92,7 @@ def _alike(rows: tuple[LedgerRow, ...]) -> list[tuple[int, int, LedgerRow]]:
 
 
 def _needs(row: LedgerRow) -> tuple[int, ...]:
-    return (row.stage, *(getattr(row, part) for part in PARTS), row.capacity)
+    return (row.stage, *(getattr(row, part) for part in PARTS), row.capacity, row.limit)
 
 
 def show_inspection(found: Inspection) -> None:

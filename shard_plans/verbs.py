@@ -9,7 +9,7 @@ from typing import Any
 
 from shard_plans.checkpoints.config_file import config_alone, read_config
 from shard_plans.documents.plan import Plan, read_plan
-from shard_plans.documents.plan_check import check_held, check_plan
+from shard_plans.documents.plan_check import check_plan
 from shard_plans.documents.stored import kept_family, open_stored
 from shard_plans.errors import PlanError
 from shard_plans.families.agreement import check_agreement
@@ -23,7 +23,9 @@ from shard_plans.memory.count import Lines, stage_lines, with_ledger
 from shard_plans.memory.limits import make_workload
 from shard_plans.memory.payload import Payload
 from shard_plans.placement.place import place
-from shard_plans.search.search import search
+from shard_plans.search.expert_load import read_load
+from shard_plans.search.found import Found
+from shard_plans.search.search import explore
 
 AnyPath = str | PathLike[str]
 
@@ -55,7 +57,12 @@ def open_model(path: AnyPath | Binding, family: AnyPath | None = None) -> Bindin
     return bind_config(config, digest, alone, load_family(config, Path(family) if family else None))
 
 
-def plan_memory(
+def plan_memory(checkpoint: AnyPath | Binding, cluster: str, **options: Any) -> Plan:
+    """The plan that find_plan finds, with the same options. `plan.fits` says whether it fits."""
+    return find_plan(checkpoint, cluster, **options).plan
+
+
+def find_plan(
     checkpoint: AnyPath | Binding,
     cluster: str,
     *,
@@ -67,17 +74,25 @@ def plan_memory(
     mtp: str = "keep",
     strict_blocks: bool = False,
     family: AnyPath | None = None,
+    goal: str = "throughput",
+    tp_across_nodes: bool = False,
+    expert_load: AnyPath | None = None,
+    redundant_experts: int | None = None,
     **load: Any,
-) -> Plan:
-    """The roomiest plan for a cluster (`4x8:80GB`); sizes that are given are kept. `plan.fits` says whether it fits.
+) -> Found:
+    """The best plan for a cluster (`4x8:80GB`) and what else the search knows; sizes that are given are kept.
 
     `checkpoint`: its folder, or a config.json alone, before the weights are there; or what open_model made of them.
-    `load`: fields of Workload (context, concurrency, kv_dtype, engine, utilization, ...).
+    `goal`: throughput, latency, context or fewest-cards. `load`: fields of Workload (context, concurrency, kv_dtype,
+    engine, utilization, ...).
     """
     sizes = {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "etp": etp}
     cards, binding = parse_cluster(cluster), open_model(checkpoint, family)
-    check_held(mtp, binding.source)
-    return search(binding, cards, sizes, make_workload(binding.model, **load), mtp, strict_blocks)
+    counts = read_load(Path(expert_load), binding) if expert_load is not None else None
+    workload = make_workload(binding.model, **load)
+    return explore(
+        binding, cards, sizes, workload, mtp, strict_blocks, goal, tp_across_nodes, counts, redundant_experts
+    )
 
 
 def itemise(checkpoint: AnyPath | Binding, plan: Plan, by: str, family: AnyPath | None = None) -> tuple[Lines, ...]:
