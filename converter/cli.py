@@ -20,7 +20,7 @@ from shard_plans.options import SIZES, Verb, contradictions, family_option, json
 @click.option("--plan", type=click.Path(), help="The plan that plan-memory wrote; else give the sizes.")
 @sizes_options
 @family_option
-@click.option("--layout", metavar="NAME", help="For another loader than reshard's own: deepseek-mp.")
+@click.option("--layout", metavar="NAME", help="For another loader than reshard's own: deepseek-mp, vllm@0.33.")
 @click.option("--ranks", metavar="LIST", help="Only the files of these ranks, such as 8-15.")
 @click.option("--part", metavar="I/N", help="Make one of N parts in a shared folder; the last one in finishes it.")
 @click.option("--workers", default=4, show_default=True, type=click.IntRange(1, 64), help="Threads that move bytes.")

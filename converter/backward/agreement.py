@@ -12,19 +12,23 @@ from shard_plans.documents.manifest import ROOT, ManifestTensor, Piece, ShardMan
 from shard_plans.documents.plan import NATIVE, Plan, plan_digest, read_plan
 from shard_plans.errors import ReshardError
 from shard_plans.families.formats import column_steps
+from shard_plans.layouts.layout import Layout
+from shard_plans.layouts.registry import find_layout
 from shard_plans.placement.shards import Cut
-
-VOCABULARY = ("embed", "head")
-"""Last words of the names of tensors that may hold declared padding behind their rows."""
 
 
 def disagreements(shards: Shards) -> Iterator[Failure]:
     """Every statement that another one contradicts."""
+    try:
+        layout = find_layout(shards.root.layout)
+    except ReshardError as error:
+        yield Failure(ROOT, None, str(error))
+        return
     for manifest in shards.manifests:
         for tensor in manifest.tensors:
-            for reason in _regions(tensor):
+            for reason in _regions(tensor, layout):
                 yield Failure(manifest.file, tensor.name, reason)
-    if shards.root.layout == NATIVE:
+    if layout.name == NATIVE:
         yield from _native(shards)
     try:
         plan = read_plan(shards.out / PLAN)
@@ -63,7 +67,7 @@ def padding(tensor: ManifestTensor) -> tuple[int, int] | None:
     return (end, shape[0]) if end < shape[0] else None
 
 
-def _regions(tensor: ManifestTensor) -> Iterator[str]:
+def _regions(tensor: ManifestTensor, layout: Layout) -> Iterator[str]:
     """Sources must cover the tensor in whole rows, once; only a vocabulary is padded, at its end."""
     stacked = any(piece.experts is not None for piece in tensor.sources)
     shape = tensor.shape[1:] if stacked else tensor.shape
@@ -82,7 +86,7 @@ def _regions(tensor: ManifestTensor) -> Iterator[str]:
             yield f"{piece.tensor} starts at row {piece.at[0]}, the source before it ends at {end}"
         end = piece.at[0] + piece.cuts[0].length if piece.at else 0
     rows = padding(tensor)
-    if rows and (stacked or tensor.name.rsplit(".", 1)[-1] not in VOCABULARY):
+    if rows and tensor.fill is None and (stacked or not layout.pads(tensor.name)):
         yield f"rows {rows[0]} to {rows[1]} have no source, and only a vocabulary may be padded"
 
 

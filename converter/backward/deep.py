@@ -34,7 +34,8 @@ from converter.streams.reading import Reader
 from converter.streams.runs import Runs
 from converter.streams.workers import Meter, run_all
 from shard_plans.checkpoints.checkpoint import Checkpoint
-from shard_plans.documents.manifest import ROOT, ConstantRegion
+from shard_plans.checkpoints.dtypes import element
+from shard_plans.documents.manifest import ROOT, ConstantRegion, ManifestTensor, ShardManifest
 from shard_plans.errors import ManifestError
 
 
@@ -201,6 +202,9 @@ def _padding(shards: Shards) -> Iterator[Failure]:
     with Reader(shards.out, ManifestError) as reader:
         for manifest in shards.manifests:
             for tensor in manifest.tensors:
+                if tensor.fill is not None:
+                    yield from _constant(reader, manifest, tensor)
+                    continue
                 rows = padding(tensor)
                 if rows is None or any(piece.experts is not None for piece in tensor.sources):
                     continue
@@ -214,6 +218,19 @@ def _padding(shards: Shards) -> Iterator[Failure]:
                         place = (first + int(set_bytes[0]) - start) // row
                         yield Failure(manifest.file, tensor.name, f"its padding isn't zero, from row {place} on")
                         break
+
+
+def _constant(reader: Reader, manifest: ShardManifest, tensor: ManifestTensor) -> Iterator[Failure]:
+    """A tensor that comes from no stored one must hold what it is said to be filled with."""
+    held = bytearray(tensor.nbytes)
+    reader.read(manifest.file, manifest.header_size + tensor.offset, memoryview(held))
+    try:
+        one = element(tensor.dtype, tensor.fill or 0.0)
+    except ValueError as error:
+        yield Failure(manifest.file, tensor.name, str(error))
+        return
+    if held != one * (len(held) // len(one)):
+        yield Failure(manifest.file, tensor.name, f"isn't {tensor.fill} everywhere")
 
 
 def _skipped(shards: Shards, checkpoint: Checkpoint, absent: Sequence[int]) -> Iterator[Failure]:

@@ -77,7 +77,7 @@ def _file(manifest: ShardManifest, file: ShardFile) -> Iterator[Failure]:
 
 
 def _difference(stated: ManifestTensor, wanted: ShardTensor) -> str | None:
-    for what in ("dtype", "shape", "format", "part", "block"):
+    for what in ("dtype", "shape", "format", "part", "block", "fill"):
         ours, theirs = getattr(stated, what), getattr(wanted, what)
         if ours != theirs:
             return f"has the {what} {ours}, the plan makes it {theirs}"

@@ -39,6 +39,7 @@ def shard_manifest(layout: FileLayout, identity: Identity, digests: Sequence[Dig
                 tensor.name, tensor.dtype, tensor.shape, offset, tensor.nbytes, tensor.format, tensor.part,
                 tensor.block, digest.xxh3, digest.chunks,
                 tuple(Piece(source.pattern, source.experts, source.cuts, source.at) for source in tensor.sources),
+                tensor.fill,
             )
             for tensor, offset, digest in zip(layout.file.tensors, layout.offsets, digests, strict=True)
         ),

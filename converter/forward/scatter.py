@@ -12,8 +12,9 @@ from converter.forward.grouping import Target, in_bytes, needed
 from converter.forward.units import Unit
 from converter.streams.sink import Sink
 from shard_plans.checkpoints.checkpoint import Checkpoint
+from shard_plans.checkpoints.dtypes import element
 from shard_plans.errors import PlanError
-from shard_plans.placement.shards import Cut
+from shard_plans.placement.shards import Cut, ShardTensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Fetch = Callable[[int, int, int], memoryview]
@@ -42,12 +43,21 @@ def scatter(
         walk.walk(int(checkpoint.starts[number]), shape, takers, unit.rows)
     for sink, part in zip(sinks, unit.slices, strict=True):
         if part.stop == part.target.tensor.nbytes and (unit.rows is not None or not part.target.sources):
-            sink.zeros(part.stop - part.start - sink.seen)
+            if part.target.tensor.fill is None:
+                sink.zeros(part.stop - part.start - sink.seen)
+            else:
+                sink.take(constant(part.target.tensor))
         if sink.seen != part.stop - part.start:
             raise PlanError(
                 f"bytes {part.start} to {part.stop} of shard tensor {part.target.tensor.name} are asked for, "
                 f"its sources made {sink.seen}"
             )
+
+
+def constant(tensor: ShardTensor) -> Array:
+    """The elements of a small tensor that holds one value everywhere, as items of whole bytes."""
+    raw = element(tensor.dtype, tensor.fill or 0.0)
+    return np.frombuffer(raw * (tensor.nbytes // len(raw)), f"<u{len(raw)}")
 
 
 def _place(number: int, checkpoint: Checkpoint) -> tuple[int, int]:

@@ -20,6 +20,8 @@ from shard_plans.placement.shards import Cut
 SHARD_FORMAT = "reshard-shard"
 VERSION = 1
 LARGEST = 1 << 53
+LARGEST_CONSTANT = 1 << 20
+"""Bytes of a tensor that holds one value everywhere."""
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 """Names of shard files and native tensors."""
 AXES = ("stage", "tp", "edp", "ep", "etp")
@@ -59,6 +61,8 @@ class ManifestTensor:
     chunks: bytes
     """16 bytes for each chunk; empty where the tensor is not longer than one."""
     sources: tuple[Piece, ...]
+    fill: float | None = None
+    """What a tensor without sources holds in every element; None: zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,8 @@ def _tensor_entry(tensor: ManifestTensor) -> dict[str, Any]:
         "bytes": tensor.nbytes, "format": tensor.format, "part": tensor.part, "block": tensor.block,
         "xxh3": tensor.xxh3, **({"chunks": tensor.chunks.hex()} if tensor.chunks else {}),
     }  # fmt: skip
+    if tensor.fill is not None:
+        entry["fill"] = tensor.fill
     entry["sources"] = [
         {
             "tensor": piece.tensor,
@@ -183,8 +189,11 @@ def _tensor(entry: dict[str, Any]) -> ManifestTensor:
     if type(entry["sources"]) is not list:
         _wrong(f"sources of tensor {name} isn't a list")
     pieces = tuple(_piece(piece, name, shape) for piece in entry["sources"])
+    fill = entry.get("fill")
+    if fill is not None and (type(fill) is not float or pieces or nbytes > LARGEST_CONSTANT):
+        _wrong(f"tensor {name} of {nbytes} bytes and {len(pieces)} sources is filled with {brief(fill)}")
     return ManifestTensor(
-        name, dtype, shape, _number(entry["offset"], name), nbytes, form, part, block, digest, chunks, pieces
+        name, dtype, shape, _number(entry["offset"], name), nbytes, form, part, block, digest, chunks, pieces, fill
     )
 
 

@@ -221,8 +221,10 @@ def _take_product(
 def take_size(name: str, size: int, rule: str, axis: str, share: Share) -> Taken:
     """What member `share` takes of a size, by the table's rule for sizes that don't divide."""
     index, count = share.index, share.count
-    if rule.startswith("pad"):
+    if rule.startswith(("pad", "round")):
         part = padded(size, rule, count) // count
+        if part * count % int(rule.split()[1]) and rule.startswith("round"):
+            raise GridError(f"{axis} {count} doesn't divide {name} {size}, padded to {padded(size, rule, 1)}")
         run = (min(index * part, size), min((index + 1) * part, size))
         return Taken((run,) if run[0] < run[1] else (), part)
     if size % count == 0:
@@ -237,7 +239,12 @@ def take_size(name: str, size: int, rule: str, axis: str, share: Share) -> Taken
 
 
 def padded(size: int, rule: str, count: int) -> int:
-    """The size after `pad N`: the next multiple of N x count, unless `count` divides it already."""
+    """The size after `pad N`: the next multiple of N x count, unless `count` divides it already.
+
+    After `round N`: the next multiple of N, whatever `count` is; only layouts of engines ask for it.
+    """
+    if rule.startswith("round"):
+        return -(-size // int(rule.split()[1])) * int(rule.split()[1])
     multiple = int(rule.split()[1]) * count
     return size if size % count == 0 else -(-size // multiple) * multiple
 

@@ -133,6 +133,10 @@ class DeepSeekMp(Layout):
                 f"inference code; this model isn't one that it runs"
             )
 
+    def pads(self, name: str) -> bool:
+        """Nothing is padded."""
+        return False
+
     def beside(self, carried: Sequence[str]) -> Sequence[str]:
         """The tokenizer's files."""
         return [name for name in carried if "token" in name]

@@ -36,6 +36,10 @@ class Layout(ABC):
     def beside(self, carried: Sequence[str]) -> Sequence[str]:
         """Which of the files that are carried along the consumer wants beside the shards."""
 
+    @abstractmethod
+    def pads(self, name: str) -> bool:
+        """Whether the shard tensor of that name may hold declared padding behind its rows: a vocabulary."""
+
     def chosen(self, binding: Binding, plan: Plan) -> Plan:
         """The plan with this layout."""
         return self.adapt(binding, replace(plan, layout=self.name))

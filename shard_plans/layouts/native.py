@@ -27,6 +27,10 @@ class Native(Layout):
         """One file a (stage, tp), and one a (stage, ep, etp) for experts."""
         return place(binding, plan)
 
+    def pads(self, name: str) -> bool:
+        """Embedding and head, also those for multi-token prediction."""
+        return name.rsplit(".", 1)[-1] in ("embed", "head")
+
     def beside(self, carried: Sequence[str]) -> Sequence[str]:
         """None: they lie under source/."""
         return ()

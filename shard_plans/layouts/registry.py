@@ -6,11 +6,14 @@ from shard_plans.documents.plan import Plan
 from shard_plans.errors import PlanError
 from shard_plans.families.binding import Binding
 from shard_plans.layouts.deepseek_mp import DeepSeekMp
+from shard_plans.layouts.keys import releases
 from shard_plans.layouts.layout import Layout
 from shard_plans.layouts.native import Native
+from shard_plans.layouts.vllm import VllmShardedState
 from shard_plans.placement.shards import Placement
 
-LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in (Native(), DeepSeekMp())}
+_ENGINES = [VllmShardedState(release) for release in releases("vllm")]
+LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in (Native(), DeepSeekMp(), *_ENGINES)}
 
 
 def find_layout(name: str) -> Layout:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shard_plans.checkpoints.dtypes import DTYPE_BITS
@@ -46,10 +46,10 @@ def layer_tensors(held: Sequence[Held]) -> list[ShardTensor]:
         roles = member_of.get(role, (role,))
         members = [by_role[r] for r in roles if r in by_role]
         if len(roles) > 1 and all(_fusable(group, by_role) for group in _together(roles)):
-            tensors += _stack(FUSED[roles], members)
+            tensors += stack(members, _named(FUSED[roles], members[0].parameter))
             done.update(roles)
         else:
-            tensors += _stack(role, [h])
+            tensors += stack([h], _named(role, h.parameter))
     return tensors
 
 
@@ -77,10 +77,12 @@ def _fusable(roles: tuple[str, ...], by_role: Mapping[str, Held]) -> bool:
     return block is None or all(member.cut.parts[0].shape[0] % block[0] == 0 for member in members[:-1])
 
 
-def _stack(role: str, members: Sequence[Held]) -> list[ShardTensor]:
-    """Members laid one after the other along their rows, a shard tensor for each part; experts stacked before that."""
+def stack(members: Sequence[Held], name: Callable[[str], str]) -> list[ShardTensor]:
+    """Members laid one after the other along their rows, a shard tensor for each part; experts stacked before that.
+
+    `name` gives the tensor's name for a part (values, scale).
+    """
     first = members[0]
-    stem = _stem(role, first.parameter)
     format = first.parameter.format.name if first.parameter.format is not None else None
     tensors = []
     for number, part in enumerate(first.cut.parts):
@@ -94,11 +96,18 @@ def _stack(role: str, members: Sequence[Held]) -> list[ShardTensor]:
         shape = (rows, *part.shape[1:])
         if first.experts is not None:
             shape = (len(first.experts), *shape)
-        name = stem if part.part.kind == "values" else f"{stem}.{part.part.kind}"
         tensors.append(
-            ShardTensor(name, part.part.dtype, shape, tuple(sources), format, part.part.kind, first.cut.block)
+            ShardTensor(
+                name(part.part.kind), part.part.dtype, shape, tuple(sources), format, part.part.kind, first.cut.block
+            )
         )
     return tensors
+
+
+def _named(role: str, parameter: Parameter) -> Callable[[str], str]:
+    """Native names of a parameter's parts: the stem, and STEM.scale."""
+    stem = _stem(role, parameter)
+    return lambda kind: stem if kind == "values" else f"{stem}.{kind}"
 
 
 def _stem(role: str, parameter: Parameter) -> str:

@@ -50,7 +50,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class ShardTensor:
-    """One tensor of a shard file. Elements that no source covers are zero (only a padded vocabulary has such)."""
+    """One tensor of a shard file. Elements that no source covers are padding: zero (of a vocabulary), or `fill`."""
 
     name: str
     """Native name: `embed`, `layers.3.attn.qkv`, `layers.3.experts.gate_up.scale`, `vision.5.qkv`, `head`."""
@@ -64,6 +64,8 @@ class ShardTensor:
     """Which part of the parameter this is: values or scale."""
     block: tuple[int, int] | None = None
     """Rows and columns of values that share one scale, after refinement; the same on values and scale."""
+    fill: float | None = None
+    """What a tensor without sources holds in every element: a constant that a loader wants; None: zero."""
 
     @property
     def nbytes(self) -> int:

@@ -1,0 +1,1 @@
+"""What serving engines make of the folders that layouts write."""

@@ -1,0 +1,225 @@
+"""vLLM's folders: keys, shapes and types are those that the engine's model classes had when they were built."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from converter.check import check
+from converter.restore import restore
+from converter.verbs import convert
+from shard_plans.documents.manifest import read_manifest, read_shard_manifest
+from shard_plans.errors import GridError, PlanError
+from shard_plans.families.config_binding import bind_config
+from shard_plans.families.family import load_family
+from shard_plans.layouts import vllm
+from shard_plans.layouts.keys import key_map
+from shard_plans.layouts.registry import find_layout
+from shard_plans.placement.shards import ShardTensor
+from tests.checkpoints.store import read_tensors
+from tests.conftest import MakeCheckpoint
+from tests.tools import tamper
+from tests.tools.converted import contents
+from tests.tools.plans import make_plan
+
+DUMPS = sorted(Path(__file__).with_name("vllm_keys").glob("*.json"))
+"""state_dict() of the engine's classes, after the filter of its loader: shapes and types of each rank."""
+TYPES = {"BF16": "bfloat16", "F32": "float32", "F8_E4M3": "float8_e4m3fn"}
+LEFT_OUT = {
+    "rms_norm_eps": 1e-6, "dtype": "bfloat16", "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+    "norm_topk_prob": True, "routed_scaling_factor": 1.0, "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+"""Keys of a config.json that the dumps didn't keep, because no parameter's name or shape depends on them."""
+
+
+def planned(dump: dict[str, Any], **changes: Any) -> list[ShardTensor]:
+    """The tensors of the dump's rank, planned from its config alone."""
+    config = LEFT_OUT | dump["config"] | changes
+    if "num_local_experts" in config:
+        config["num_experts"] = config["num_local_experts"]
+    binding = bind_config(config, "0" * 32, Path("config.json"), load_family(config))
+    layout = find_layout("vllm@0.33")
+    tp, pp, ep = dump["tp"], dump["pp"], dump["tp"] if dump["ep"] else 1
+    sizes = {"tp": tp, "pp": pp} | ({"ep": ep, "etp": tp // ep} if "experts" in binding.model.sizes else {})
+    placement = layout.place(binding, layout.chosen(binding, make_plan(binding, sizes)))
+    (name,) = placement.ranks[dump["rank"]][1]
+    return list(next(file for file in placement.files if file.name == name).tensors)
+
+
+@pytest.mark.parametrize("path", DUMPS, ids=lambda path: path.stem)
+def test_keys_shapes_and_types_are_the_engine_s(path: Path) -> None:
+    dump = json.loads(path.read_text())
+    v3 = dump["config"]["model_type"] == "deepseek_v3"
+    bias = any(key.endswith("correction_bias") for key in dump["kept"])
+    mine = {
+        t.name: (list(t.shape), TYPES[t.dtype]) for t in planned(dump, **({"topk_method": "noaux_tc"} if v3 else {}))
+    }
+    if not bias:  # these classes were built without; then the router's bias is all that differs
+        mine = {key: value for key, value in mine.items() if not key.endswith("e_score_correction_bias")}
+    assert mine == {key: (value["shape"], value["dtype"]) for key, value in dump["kept"].items()}
+
+
+def test_a_stale_alias_or_another_order_would_show() -> None:
+    """The comparison above can fail: other keys than the engine keeps are the aliases that it drops."""
+    dump = json.loads(next(path for path in DUMPS if "noaux" in path.stem).read_text())
+    names = {tensor.name for tensor in planned(dump)}
+    assert names.isdisjoint(dump["dropped_aliases"])
+    assert len(dump["dropped_aliases"]) > 20
+
+
+NAMES = (
+    "llama", "qwen2", "qwen2_untied", "qwen3", "mixtral", "qwen3_moe", "qwen3_moe_fp8", "deepseek_v2", "deepseek_v3",
+)  # fmt: skip
+SIZES: tuple[dict[str, int], ...] = ({}, {"tp": 2}, {"tp": 4}, {"tp": 2, "pp": 2}, {"tp": 2, "ep": 2})
+
+
+def noaux(source: Path) -> Path:
+    """A checkpoint whose config says, as published ones do, how its router chooses, and that it isn't quantised."""
+    config = json.loads((source / "config.json").read_text())
+    if config["model_type"] == "deepseek_v3":
+        config["topk_method"] = "noaux_tc"
+    if "quantization_config" in config:
+        config["quantization_config"]["modules_to_not_convert"] = ["mlp.gate", "lm_head"]
+    (source / "config.json").write_text(json.dumps(config))
+    return source
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_byte_goes_out_and_comes_back(
+    name: str, sizes: dict[str, int], own_tiny: MakeCheckpoint, tmp_path: Path
+) -> None:
+    source, out = noaux(own_tiny(name)), tmp_path / "out"
+    dense = name.startswith(("llama", "qwen2", "qwen3")) and "moe" not in name
+    if dense and "ep" in sizes:
+        return
+    fp8_cut = name == "qwen3_moe_fp8" and sizes.get("tp", 1) > 1 and sizes.get("tp") != 2
+    if fp8_cut:
+        with pytest.raises(PlanError, match="block"):
+            convert(source, out, layout="vllm@0.33", **sizes)  # type: ignore[arg-type]
+        return
+    convert(source, out, layout="vllm@0.33", **sizes)  # type: ignore[arg-type]
+    result = check(out, source)
+    assert result.passed, result.failures
+    restore(out, tmp_path / "back")
+    for file, data in contents(tmp_path / "back").items():
+        assert data == (source / file).read_bytes(), file
+    assert (out / "config.json").read_bytes() == (source / "config.json").read_bytes()
+    assert not (out / "model.safetensors.index.json").exists()
+
+
+def loaded(out: Path) -> list[dict[str, Tensor]]:
+    """Each rank's tensors."""
+    found = []
+    for path in sorted(out.glob("model-*-part-0.safetensors")):
+        with safe_open(path, "pt") as file:
+            found.append({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 (not a mapping)
+    return found
+
+
+def test_values_are_an_independent_slicing_of_the_source(tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    """qkv, gate and up, experts, vocabulary and scales of two ranks, sliced here by the engine's published rules."""
+    source, out = tiny("qwen3_moe"), tmp_path / "out"
+    convert(source, out, layout="vllm@0.33", tp=2, ep=2)
+    stored = read_tensors(source)
+    for rank, held in enumerate(loaded(out)):
+        layer = "model.layers.1."
+        parts = [stored[f"{layer}self_attn.{part}_proj.weight"].chunk(2)[rank] for part in "qkv"]
+        assert torch.equal(held[f"{layer}self_attn.qkv_proj.weight"], torch.cat(parts))
+        wanted = [
+            torch.cat([stored[f"{layer}mlp.experts.{expert}.{part}_proj.weight"] for part in ("gate", "up")])
+            for expert in range(rank * 8, rank * 8 + 8)
+        ]
+        assert torch.equal(held[f"{layer}mlp.experts.routed_experts.w13_weight"], torch.stack(wanted))
+        assert torch.equal(held["lm_head.weight"], stored["lm_head.weight"].chunk(2)[rank])
+        for name in ("_k_scale", "_v_scale", "_q_scale", "_prob_scale"):
+            assert held[f"{layer}self_attn.attn.{name}"].item() == 1.0
+            assert held[f"{layer}self_attn.attn.{name}"].shape == ()
+
+
+def test_the_vocabulary_is_padded_to_whole_64_rows(tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    convert(tiny("llama_odd"), tmp_path / "out", layout="vllm@0.33")
+    (held,) = loaded(tmp_path / "out")
+    assert held["model.embed_tokens.weight"].shape[0] == 256
+    assert not held["model.embed_tokens.weight"][250:].any()
+    with pytest.raises(GridError, match="tp 3 doesn't divide the vocabulary, which the engine pads to 256 rows"):
+        convert(tiny("llama_odd"), tmp_path / "other", layout="vllm@0.33", tp=3)
+
+
+def test_placeholders_of_fp8(own_tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    convert(noaux(own_tiny("qwen3_moe_fp8")), tmp_path / "out", layout="vllm@0.33")
+    (held,) = loaded(tmp_path / "out")
+    scale = held["model.layers.0.self_attn.attn.k_scale"]
+    assert (scale.item(), scale.dtype, scale.shape) == (-1.0, torch.bfloat16, ())
+
+
+@pytest.mark.parametrize("spoil", ["value", "missing", "statement"])
+def test_a_wrong_constant_is_found(spoil: str, tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    """In the data, or in what the manifest says of it."""
+    source, out = tiny("llama"), tmp_path / "out"
+    convert(source, out, layout="vllm@0.33")
+    root = read_manifest(out)
+    manifest = read_shard_manifest(out, root.files[0].name, root)
+    scale = next(tensor for tensor in manifest.tensors if tensor.name.endswith("_k_scale"))
+    with tamper.opened(out, manifest.file) as shard:
+        if spoil == "value":
+            shard.data[scale.name] = bytes(4)
+        elif spoil == "missing":
+            del shard.entry(scale.name)["fill"]
+        else:
+            shard.entry(scale.name)["fill"] = 2.0
+    assert check(out).passed  # all digests are right; only the meaning is wrong
+    assert any(failure.tensor == scale.name for failure in check(out, source).failures)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "words"),
+    [
+        ("qwen3_moe", {"dp": 2}, "give dp 1"),
+        ("qwen3_moe", {"tp": 4, "ep": 2, "etp": 2}, "whole experts to all ranks"),
+        ("deepseek_v3", {}, "topk_method None; the engine drops it"),
+        ("qwen3_moe_fp8", {}, "a plain router in an FP8 checkpoint"),
+        ("glm4_moe", {}, "keeps the router in float32"),
+        ("gpt_oss", {}, "depends on the kernels"),
+        ("kimi_linear", {}, "there is no key map for it"),
+    ],
+)
+def test_what_it_cannot_hold_is_refused(
+    name: str, sizes: dict[str, int], words: str, tiny: MakeCheckpoint, tmp_path: Path
+) -> None:
+    with pytest.raises(PlanError, match=words):
+        convert(tiny(name), tmp_path / "out", layout="vllm@0.33", **sizes)  # type: ignore[arg-type]
+
+
+def test_another_release_is_refused(tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"layout 'vllm@0.1' isn't known; known: reshard, deepseek-mp, vllm@0.33"):
+        convert(tiny("llama"), tmp_path / "out", layout="vllm@0.1")
+
+
+def test_exchanged_ranks_are_found(tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    source, out = tiny("llama"), tmp_path / "out"
+    convert(source, out, layout="vllm@0.33", tp=2)
+    first, second = (out / f"model-rank-{rank}-part-0.safetensors" for rank in (0, 1))
+    whole = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(whole)
+    assert not check(out, source).passed
+
+
+def test_gate_and_up_exchanged_are_found(tiny: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layout that lays up before gate writes a folder that the deep check refuses."""
+    source, out = tiny("llama"), tmp_path / "out"
+    layout = find_layout("vllm@0.33")
+    with monkeypatch.context() as patch:
+        right = key_map("vllm", "0.33", "llama")
+        wrong = replace(right, keys={**right.keys, "mlp.gate_up_proj.weight": ("mlp.up", "mlp.gate")})
+        patch.setattr(vllm, "key_map", lambda *_: wrong)
+        convert(source, out, layout=layout.name)
+    assert not check(out, source).passed
