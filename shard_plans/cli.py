@@ -11,6 +11,7 @@ import click
 
 from shard_plans.console import emit, remark
 from shard_plans.documents.plan import write_plan
+from shard_plans.launch.launch import launch_json, launches, show_launch
 from shard_plans.memory.cluster import parse_cluster
 from shard_plans.options import SIZES, Verb, contradictions, family_option, json_option, sizes_options
 from shard_plans.report import show_inspection, show_plan
@@ -32,6 +33,7 @@ from shard_plans.workload_options import LOAD, workload_options
 @workload_options
 @by_option
 @report_options
+@click.option("--launch", is_flag=True, help="Print the commands that start reshard, vLLM and SGLang with the plan.")
 @family_option
 @click.option("-o", "--output", type=click.Path(), help="Write the plan to this file.")
 @json_option
@@ -47,6 +49,7 @@ def plan_memory_command(
     by: str,
     explain: bool,
     html: str | None,
+    launch: bool,
     **options: Any,
 ) -> None:
     """Choose what goes where on a cluster, and say whether it fits (exit 1: it doesn't)."""
@@ -67,13 +70,16 @@ def plan_memory_command(
     if output:
         write_plan(found.plan, Path(output))
     lines = itemise(model, found.plan, by) if by != "rank" else ()
+    where = "CHECKPOINT" if model.alone else checkpoint
+    starts = launches(found.plan, model.model, where) if launch else ()
     if as_json:
-        emit({**found_json(found), **lines_json(by, lines)})
+        emit({**found_json(found), **lines_json(by, lines), **(launch_json(starts) if launch else {})})
     else:
         show_plan(found.plan)
         show_bars(found.plan.ledger or ())
         show_lines(by, lines)
         show_found(found, explain)
+        show_launch(starts)
     sys.exit(0 if found.plan.fits else 1)
 
 

@@ -39,6 +39,11 @@ class Binding:
     """What the binding decided, as sentences for the user."""
 
     @property
+    def alone(self) -> bool:
+        """Whether there is only a config.json, and no weights."""
+        return isinstance(self.source, Expected)
+
+    @property
     def checkpoint(self) -> Checkpoint:
         """The checkpoint; CheckpointError where there is only a config.json."""
         if isinstance(self.source, Expected):

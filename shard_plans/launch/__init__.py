@@ -1,0 +1,1 @@
+"""Commands that start an engine with a plan's layout, and the reasons why one can't have it."""
