@@ -153,7 +153,7 @@ def _finish(
         carried = carry_files(source, output)
         beside = find_layout(plan.layout).beside(source.checkpoint.carried)
         documents = carry_documents(source, format_plan(plan), binding.family.document, output, beside)
-        made = output.files()
+        made = output.files(file.name for file in placement.files)
         files = [made[file.name] for file in placement.files]
         root = root_manifest(source, output.identity, plan, placement, files, carried, documents)
         output.publish(others)

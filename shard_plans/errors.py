@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+LONGEST = 2000
+"""Characters of a message; of a longer one the middle is left out."""
+
 
 class ReshardError(Exception):
     """Base of all faults that a user can cause or meet; the command prints the message and exits with `exit_code`."""
 
     exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        """A message may quote what a stranger wrote: it becomes one line that any terminal can show."""
+        super().__init__(one_line(message))
+
+
+def one_line(message: str) -> str:
+    """The message with everything that can't be printed as `\\` codes, and not longer than can be read."""
+    if len(message) > LONGEST:
+        message = f"{message[: LONGEST - 600]} ... {message[-500:]}"
+    if not message.isprintable():
+        message = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in message)
+    return message if len(message) <= LONGEST else f"{message[: LONGEST - 600]} ... {message[-500:]}"
 
 
 class CheckpointError(ReshardError):

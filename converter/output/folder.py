@@ -12,6 +12,7 @@ from converter.output.lock import Lock
 from converter.output.lying import finished, marked
 from converter.output.partial import PARTIAL, publish, remove_empty, sync, write_small, write_synced
 from converter.output.parts import LOCK, Part, is_leftover, read_done, record_done
+from converter.streams.hashing import file_digest
 from shard_plans.checkpoints.headers import brief
 from shard_plans.documents.manifest import MARKER, ROOT, Manifest, ManifestFile
 from shard_plans.errors import OutputError
@@ -169,15 +170,22 @@ class OutputFolder:
             self._records = read_done(self.path, self.part.count)
         return tuple(number for number in range(1, self.part.count + 1) if number not in self._records)
 
-    def files(self) -> dict[str, ManifestFile]:
-        """The files of all parts, by name. Raises OutputError where one isn't there as it was recorded."""
+    def files(self, wanted: Iterable[str]) -> dict[str, ManifestFile]:
+        """The files of all parts, by name. Raises OutputError where one isn't as it was recorded, or one is lacking."""
         found = {}
         for number, files in self._records.items():
             for file in files:
                 path = self.path / file.name
                 if not path.is_file() or path.stat().st_size != file.size:
                     raise OutputError(f"{path} isn't there with its {file.size} bytes; make part {number} with --fresh")
+                if not _has_digest(self.path / file.manifest, file.xxh3):
+                    raise OutputError(
+                        f"{self.path / file.manifest} hasn't the digest {file.xxh3} that part {number} recorded; make "
+                        f"part {number} with --fresh"
+                    )
                 found[file.name] = file
+        for name in sorted(set(wanted).difference(found)):
+            raise OutputError(f"{self.path / name} is in no part's record; make the parts again with --fresh")
         return found
 
     @contextmanager
@@ -201,3 +209,10 @@ class OutputFolder:
         if ROOT in listed:
             self.published = True
             self._remove_own(True)
+
+
+def _has_digest(path: Path, xxh3: str) -> bool:
+    try:
+        return file_digest(path)[1] == xxh3
+    except OSError:
+        return False

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from typing import Any
 
-from shard_plans.errors import PlanError
+from shard_plans.checkpoints.headers import brief, load_json
+from shard_plans.documents.digests import DIGEST
+from shard_plans.errors import CheckpointError, PlanError
 from shard_plans.placement.experts import format_ids, parse_ids
+
+MOST_PARTS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +57,16 @@ def format_marker(identity: Identity) -> bytes:
 def parse_marker(raw: bytes) -> Identity:
     """The identity in a marker's bytes. Raises ValueError."""
     try:
-        value = json.loads(raw)
+        value: Any = load_json(raw.decode("ascii"), "the marker")
         ranks = value.get("ranks")
         only = None if ranks is None else parse_ids(str(ranks))
+        plan, source, parts = value["plan"], value["source"], value.get("parts", 1)
         via = value.get("via")
-        return Identity(
-            str(value["plan"]),
-            str(value["source"]),
-            only,
-            int(value.get("parts", 1)),
-            None if via is None else str(via),
-        )
-    except (KeyError, TypeError, AttributeError, PlanError) as error:
+    except (KeyError, TypeError, AttributeError, PlanError, CheckpointError) as error:
         raise ValueError(f"not a marker: {error}") from error
+    for digest in (plan, source, *([] if via is None else [via])):
+        if type(digest) is not str or not DIGEST.fullmatch(digest):
+            raise ValueError(f"not a marker: {brief(digest)} is no digest")
+    if type(parts) is not int or not 1 <= parts <= MOST_PARTS:
+        raise ValueError(f"not a marker: {brief(parts)} parts")
+    return Identity(plan, source, only, parts, via)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,15 @@ import xxhash
 
 from converter.output.partial import sync
 from converter.streams.writing import write_fault
+from shard_plans.checkpoints.headers import brief, load_json
+from shard_plans.checkpoints.regular import read_regular
 from shard_plans.errors import CheckpointError, OutputError
 
 VERSION = 2
+LIMIT = 1 << 30
+"""Bytes of a journal; a larger one is refused unread."""
+_UNIT = re.compile(r"[0-9]{1,15} ([0-9a-f]{32})+")
+"""A line behind the first: the number of a unit and the digests of its chunks."""
 
 
 def head(identity: str, units: str, family: str, seals: Mapping[str, str]) -> dict[str, Any]:
@@ -42,10 +49,10 @@ class Journal:
         something else.
         """
         try:
-            raw = self.path.read_bytes() if self.path.exists() else b""
+            raw = read_regular(self.path, LIMIT) if self.path.exists() else b""
             lines, end = _whole_lines(raw)
             if lines:
-                self._compare(json.loads(lines[0]))
+                self._compare(self._head(lines[0]))
             self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
             os.ftruncate(self._handle, end)
             os.lseek(self._handle, 0, os.SEEK_END)
@@ -56,7 +63,7 @@ class Journal:
             raise write_fault(self.path, error) from error
         found = {}
         for line in lines[1:]:
-            number, digests = line.split()
+            number, digests = line.split(" ")
             found[int(number)] = bytes.fromhex(digests)
         self.entries = len(found)
         return found
@@ -82,6 +89,16 @@ class Journal:
             os.close(self._handle)
             self._handle = None
 
+    def _head(self, line: str) -> dict[str, Any]:
+        """What the journal that lies here says that it belongs to. Raises OutputError where it says nothing."""
+        try:
+            found = load_json(line, str(self.path))
+        except CheckpointError:
+            found = None
+        if not isinstance(found, dict) or not isinstance(found.get("files"), dict):
+            raise OutputError(f"{self.path} doesn't begin as a journal does; begin again with --fresh")
+        return found
+
     def _compare(self, found: dict[str, Any]) -> None:
         """Raise unless the journal that lies here belongs to what is done now."""
         for key in ("version", "identity"):
@@ -91,7 +108,7 @@ class Journal:
             if was != now:
                 raise CheckpointError(
                     f"{name} was changed since the conversion in {self.path.parent} was begun: it "
-                    f"{'was not there' if was is None else f'had {was}'}; now it has {now}; "
+                    f"{'was not there' if was is None else f'had {brief(was)}'}; now it has {now}; "
                     f"put back what it was, or begin again with --fresh"
                 )
         for key in ("units", "family"):
@@ -100,8 +117,8 @@ class Journal:
     def _equal(self, found: dict[str, Any], key: str) -> None:
         if found.get(key) != self.belongs[key]:
             raise OutputError(
-                f"{self.path.parent} holds an unfinished conversion with another {key} ({found.get(key)}, now "
-                f"{self.belongs[key]}); begin again with --fresh, or choose another folder"
+                f"{self.path.parent} holds an unfinished conversion with another {key} ({brief(found.get(key))}, "
+                f"now {self.belongs[key]}); begin again with --fresh, or choose another folder"
             )
 
 
@@ -111,10 +128,13 @@ def _sum(line: str) -> str:
 
 def _whole_lines(raw: bytes) -> tuple[list[str], int]:
     """The lines up to the first that is torn or damaged, and where they end."""
-    lines, end = [], 0
+    lines: list[str] = []
+    end = 0
     for line in raw.splitlines(keepends=True):
         words = line.decode("ascii", "replace")
         if not words.endswith("\n") or words[:16] != _sum(words[17:-1]):
+            break
+        if lines and not _UNIT.fullmatch(words[17:-1]):
             break
         lines.append(words[17:-1])
         end += len(line)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from converter.output.identity import Identity, parse_marker
 from converter.output.partial import PARTIAL
-from converter.output.parts import is_leftover
+from converter.output.parts import MARKER_LIMIT, is_leftover
 from shard_plans.checkpoints.headers import brief
+from shard_plans.checkpoints.regular import read_regular
 from shard_plans.documents.manifest import MARKER, ROOT, Manifest, read_manifest
 from shard_plans.errors import ManifestError, OutputError
 
@@ -78,7 +79,7 @@ def _whole(path: Path, identity: Identity) -> Manifest:
 def marked(path: Path) -> Identity | None:
     """Whose unfinished conversion the marker says that it is; None where there is none, or it can't be read."""
     try:
-        return parse_marker((path / MARKER).read_bytes())
+        return parse_marker(read_regular(path / MARKER, MARKER_LIMIT))
     except (OSError, ValueError):
         return None  # a crash while it was written; then nothing else lies here
 

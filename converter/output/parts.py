@@ -7,17 +7,24 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from converter.output.identity import parse_marker
+from converter.output.identity import MOST_PARTS, parse_marker
 from converter.output.partial import write_synced
 from converter.streams.writing import write_fault
+from shard_plans.checkpoints.headers import brief, load_json
+from shard_plans.checkpoints.regular import read_regular
+from shard_plans.documents.digests import DIGEST
 from shard_plans.documents.manifest import MARKER, ManifestFile
-from shard_plans.errors import OutputError, PlanError
+from shard_plans.documents.shard_manifest import PLAIN_NAME
+from shard_plans.errors import CheckpointError, OutputError, PlanError
 from shard_plans.placement.experts import format_ids
 
 LOCK = "conversion.lock"
 """Locked by the process that writes what belongs to no part."""
-MOST = 100_000
+MARKER_LIMIT = 1 << 20
+RECORD_LIMIT = 1 << 28
+"""Bytes of a marker and of a part's record; larger ones are refused unread."""
 _LEFTOVER = re.compile(r"conversion(-[0-9]+-of-[0-9]+)?\.(partial|journal|lock|done|new)")
 
 
@@ -46,7 +53,7 @@ def parse_part(text: str) -> Part:
     """`2/8` -> the second of eight parts. Raises PlanError."""
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
     part = Part(int(match[1]), int(match[2])) if match else None
-    if part is None or not 1 <= part.number <= part.count <= MOST:
+    if part is None or not 1 <= part.number <= part.count <= MOST_PARTS:
         raise PlanError(f"--part {text!r} isn't I/N with I from 1 to N, such as 1/8")
     return part
 
@@ -85,19 +92,29 @@ def read_done(folder: Path, count: int) -> dict[int, tuple[ManifestFile, ...]]:
     for number in range(1, count + 1):
         path = folder / f"{Part(number, count).stem}.done"
         try:
-            listed = json.loads(path.read_bytes())
-            found[number] = tuple(ManifestFile(str(n), str(m), int(s), str(x)) for n, m, s, x in listed)
+            listed = load_json(read_regular(path, RECORD_LIMIT).decode("ascii"), "it")
+            found[number] = tuple(_recorded(*entry) for entry in listed)
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, CheckpointError) as error:
             raise OutputError(f"{path} can't be read ({error}); remove it, and make part {number} again") from error
     return found
+
+
+def _recorded(name: Any, manifest: Any, size: Any, xxh3: Any) -> ManifestFile:
+    """One entry of a record. Raises ValueError where it can't be one."""
+    words = all(type(word) is str for word in (name, manifest, xxh3))
+    if not words or not all(PLAIN_NAME.fullmatch(word) for word in (name, manifest)) or not DIGEST.fullmatch(xxh3):
+        raise ValueError(f"{brief([name, manifest, xxh3])} names no file with its manifest and digest")
+    if type(size) is not int or size < 0:
+        raise ValueError(f"{brief(size)} is no size")
+    return ManifestFile(name, manifest, size, xxh3)
 
 
 def unfinished_words(folder: Path) -> str:
     """Which parts of an unfinished output are missing, as the end of a sentence; empty where it isn't in parts."""
     try:
-        count = parse_marker((folder / MARKER).read_bytes()).parts
+        count = parse_marker(read_regular(folder / MARKER, MARKER_LIMIT)).parts
         missing = [number for number in range(1, count + 1) if number not in read_done(folder, count)]
     except (OSError, ValueError, OutputError):
         return ""

@@ -15,3 +15,12 @@ def open_regular(path: Path) -> int:
         os.close(handle)
         raise OSError(errno.EINVAL, "not a regular file")
     return handle
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """All bytes of the regular file at `path`; OSError where it is something else, or has more than `limit` bytes."""
+    with open(open_regular(path), "rb") as file:
+        raw = file.read(limit + 1)
+    if len(raw) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit} bytes")
+    return raw

@@ -46,7 +46,7 @@ def check_plan(plan: Plan, binding: Binding) -> Plan:
 def _belongs(plan: Plan, binding: Binding) -> Plan:
     whose, here = plan.checkpoint, plan_source(binding)
     if whose.config is None and here.config is None:
-        same = whose.fingerprint == here.fingerprint
+        same = (whose.fingerprint, whose.tensors, whose.bytes) == (here.fingerprint, here.tensors, here.bytes)
         names = f"the fingerprint {whose.fingerprint}", here.fingerprint
     elif whose.config is None:  # a checkpoint's plan counted by its config: all that can be compared
         same, names = (

@@ -25,6 +25,8 @@ LARGEST_CONSTANT = 1 << 20
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 """Names of shard files and native tensors."""
 AXES = ("stage", "tp", "edp", "ep", "etp")
+MAX_IDS = 1 << 20
+"""Expert ids in all different lists of a manifest together."""
 PARTS = ("values", "scale")
 
 
@@ -145,9 +147,9 @@ def _parse(value: Any) -> ShardManifest:
         _wrong(f"place {brief(place)} isn't made of {', '.join(AXES)}")
     if type(value["tensors"]) is not list:
         _wrong("tensors isn't a list")
-    tensors, names, offset = [], set(), 0
+    tensors, names, offset, lists = [], set(), 0, _Lists()
     for entry in value["tensors"]:
-        tensor = _tensor(entry)
+        tensor = _tensor(entry, lists)
         if tensor.name in names:
             _wrong(f"two tensors are named {tensor.name}")
         if tensor.offset != offset:
@@ -164,7 +166,23 @@ def _parse(value: Any) -> ShardManifest:
     )  # fmt: skip
 
 
-def _tensor(entry: dict[str, Any]) -> ManifestTensor:
+class _Lists:
+    """Expert ids by their text: what many tensors share is kept once, and all of them together are bounded."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, tuple[int, ...]] = {}
+        self.spent = 0
+
+    def get(self, text: str) -> tuple[int, ...]:
+        if text not in self.known:
+            self.known[text] = parse_ids(text)
+            self.spent += len(self.known[text])
+            if self.spent > MAX_IDS:
+                _wrong(f"different lists of experts hold more than {MAX_IDS} ids")
+        return self.known[text]
+
+
+def _tensor(entry: dict[str, Any], lists: _Lists) -> ManifestTensor:
     name = _plain(entry["name"], "a tensor's name")
     dtype, shape, nbytes = entry["dtype"], _numbers(entry["shape"], name), _number(entry["bytes"], name)
     if type(dtype) is not str or dtype not in DTYPE_BITS:
@@ -188,7 +206,7 @@ def _tensor(entry: dict[str, Any]) -> ManifestTensor:
         _wrong(f"the chunk digests of tensor {name} don't make its digest {digest}")
     if type(entry["sources"]) is not list:
         _wrong(f"sources of tensor {name} isn't a list")
-    pieces = tuple(_piece(piece, name, shape) for piece in entry["sources"])
+    pieces = tuple(_piece(piece, name, shape, lists) for piece in entry["sources"])
     fill = entry.get("fill")
     if fill is not None and (type(fill) is not float or pieces or nbytes > LARGEST_CONSTANT):
         _wrong(f"tensor {name} of {nbytes} bytes and {len(pieces)} sources is filled with {brief(fill)}")
@@ -197,13 +215,13 @@ def _tensor(entry: dict[str, Any]) -> ManifestTensor:
     )
 
 
-def _piece(entry: dict[str, Any], name: str, shape: tuple[int, ...]) -> Piece:
+def _piece(entry: dict[str, Any], name: str, shape: tuple[int, ...], lists: _Lists) -> Piece:
     pattern, listed = entry["tensor"], entry["experts"]
     if type(pattern) is not str or not 0 < len(pattern) <= 1000 or UNPRINTABLE.search(pattern):
         _wrong(f"tensor {name} has the source {brief(pattern)}, which isn't a name")
     experts, region = None, shape
     if listed is not None:
-        experts = parse_ids(listed) if type(listed) is str else _wrong(f"experts of tensor {name} isn't a word")
+        experts = lists.get(listed) if type(listed) is str else _wrong(f"experts of tensor {name} isn't a word")
         if not shape or len(experts) != shape[0]:
             _wrong(f"tensor {name} {brief(shape)} stacks {len(experts)} experts of {brief(pattern)}")
         region = shape[1:]

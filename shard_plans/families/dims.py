@@ -210,9 +210,9 @@ def _take_product(
         if runs == ((0, whole),):
             runs = tuple((start * whole, stop * whole) for start, stop in outer.runs)
         else:
-            picked = [index for start, stop in outer.runs for index in range(start, stop)]
-            if len(picked) * len(runs) > _MAX_RUNS:
+            if sum(stop - start for start, stop in outer.runs) * len(runs) > _MAX_RUNS:
                 raise FamilyError(f"dimension {text!r} falls into more than {_MAX_RUNS} runs; put the cut factor first")
+            picked = [index for start, stop in outer.runs for index in range(start, stop)]
             runs = tuple((index * whole + start, index * whole + stop) for index in picked for start, stop in runs)
         length, whole = length * outer.length, whole * count
     return Taken(runs, length), whole

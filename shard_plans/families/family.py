@@ -150,6 +150,8 @@ def _is_section(trail: str, key: str) -> bool:
 def parse_family(table: dict[str, Any]) -> Family:
     """A resolved table -> Family. Raises FamilyError for a row, section or word that can't be read."""
     layers = dict(table["layers"])
+    if "count" not in layers:
+        raise FamilyError(f"family {table['family']}: layers lacks `count`, the number of layers")
     count, mtp = layers.pop("count"), layers.pop("mtp", {})
     rows: list[Row] = []
     for text, section_rows in table["tensors"].items():

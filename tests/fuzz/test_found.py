@@ -1,0 +1,269 @@
+"""What mutated documents brought to light, one test a kind."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from converter.check import check
+from converter.output.journal import Journal, head
+from converter.output.parts import Part, read_done
+from shard_plans.documents.plan_check import check_plan
+from shard_plans.documents.shard_manifest import parse_shard_manifest
+from shard_plans.errors import (
+    CheckFailed,
+    CheckpointError,
+    FamilyError,
+    ManifestError,
+    OutputError,
+    PlanError,
+    ReshardError,
+)
+from shard_plans.families.dims import Share, parse_dim, take
+from shard_plans.families.family import load_family, parse_family
+from tests.tools import tamper
+from tests.tools.cli import RunCli
+from tests.tools.converted import bound, contents, converted
+from tests.tools.little import write_little
+from tests.tools.little_configs import CONFIGS, PLANS, little
+from tests.tools.plans import make_plan
+
+NAME = "qwen3_moe"
+SIZES = PLANS[NAME][0]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_little(tmp_path / "source", CONFIGS[NAME], little(NAME))
+
+
+def test_messages_are_one_line_whatever_they_quote() -> None:
+    for words in ("a\nb", "a\x1b[31mb", "a\u202eb", "\ud800", "x" * 100_000, "\0" * 5000):
+        said = str(ReshardError(f"begins {words} ends"))
+        assert said.isprintable() and len(said) <= 2000
+        assert said.startswith("begins ") and said.endswith(" ends")
+    assert str(CheckFailed("plain words, and a \\ too: é")) == "plain words, and a \\ too: é"
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [
+        {"parts": 10**9}, {"parts": -1}, {"parts": 1.5}, {"parts": True}, {"parts": "2"}, {"plan": 3}, {"source": "x"},
+        {"ranks": "0-99999999"},
+    ],
+)  # fmt: skip
+def test_a_marker_is_no_reason_to_look_for_a_billion_parts(tmp_path: Path, marker: dict[str, object]) -> None:
+    good = {"plan": "0" * 32, "source": "1" * 32, "parts": 3}
+    (tmp_path / "conversion.partial").write_text(json.dumps(good))
+    with pytest.raises(ManifestError, match="of its 3 parts 1-3 are missing"):
+        check(tmp_path)
+    for text in (json.dumps(good | marker), "[" * 100_000, '{"parts": Infinity}', "é"):
+        (tmp_path / "conversion.partial").write_text(text)
+        with pytest.raises(ManifestError, match=r"isn't finished$"):
+            check(tmp_path)
+
+
+def test_a_pipe_in_place_of_a_marker_isn_t_waited_for(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    os.mkfifo(out / "conversion.partial")
+    with pytest.raises(ManifestError, match="isn't finished"):
+        check(out)
+    converted(source, out, SIZES)
+    assert check(out, source).passed
+
+
+def lose_a_file(entries: list[list[object]]) -> None:
+    del entries[0]
+
+
+def lose_the_digest(entries: list[list[object]]) -> None:
+    entries[0][3] = "0" * 32
+
+
+def swap_manifests(entries: list[list[object]]) -> None:
+    entries[0][1], entries[1][1] = entries[1][1], entries[0][1]
+
+
+@pytest.mark.parametrize("spoil", [lose_a_file, lose_the_digest, swap_manifests], ids=lambda spoil: spoil.__name__)
+def test_a_parts_record_is_compared_with_what_lies_there(
+    source: Path, tmp_path: Path, spoil: Callable[[list[list[object]]], None]
+) -> None:
+    """The root manifest would state what nothing has, and name files that no one made."""
+    out = tmp_path / "out"
+    converted(source, out, SIZES, part=Part(1, 2))
+    path = out / "conversion-1-of-2.done"
+    entries = json.loads(path.read_text())
+    spoil(entries)
+    path.write_text(json.dumps(entries))
+    with pytest.raises(OutputError, match="--fresh"):
+        converted(source, out, SIZES, part=Part(2, 2))
+    assert not (out / "manifest.json").exists()
+    converted(source, out, SIZES, part=Part(1, 2), fresh=True)
+    assert check(out, source).passed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[["a", "b", Infinity, "c"]]', '[["a", "b", 1e400, "c"]]', "[" * 100_000, '[["../a", "b", 1, "0"]]', "3",
+        '[["a"]]',
+        '[["a", "b", -1, "00000000000000000000000000000000"]]', '[["a", "b", 1, null]]', '{"a": 1}', "é",
+    ],
+)  # fmt: skip
+def test_a_parts_record_that_is_none_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "conversion-1-of-1.done").touch()
+    (tmp_path / "conversion-1-of-2.done").write_text(text)
+    with pytest.raises(OutputError, match=r"conversion-1-of-2.done can't be read .* make part 1 again"):
+        read_done(tmp_path, 2)
+
+
+def lines(*words: str) -> bytes:
+    """A journal of these lines, with right sums."""
+    return "".join(f"{xxhash.xxh3_64_hexdigest(line.encode())} {line}\n" for line in words).encode()
+
+
+def test_journals_that_say_nothing_are_refused(tmp_path: Path) -> None:
+    belongs = head("it", "0", "1", {"a": "b"})
+    path = tmp_path / "journal"
+    for first in ("3", "[]", "{}", '{"files": 3}', "[" * 10_000, "x", ""):
+        path.write_bytes(lines(first))
+        with pytest.raises(OutputError, match="begin again with --fresh"):
+            Journal(path, belongs).open()
+    for files in ({}, {"a": 3}, {"a": ["x"] * 9999}):
+        path.write_bytes(lines(json.dumps(belongs | {"files": files})))
+        with pytest.raises(CheckpointError, match="put back what it was"):
+            Journal(path, belongs).open()
+
+
+@pytest.mark.parametrize("line", ["", "1", "-1 {}", "1 {} {}", "1 zz", "1 00", "x {}", "1.0 {}", "9" * 30 + " {}"])
+def test_a_journal_ends_before_a_line_that_vouches_for_nothing(tmp_path: Path, line: str) -> None:
+    belongs, digest = head("it", "0", "1", {}), "0" * 32
+    path = tmp_path / "journal"
+    path.write_bytes(lines(json.dumps(belongs), f"0 {digest}", line.replace("{}", digest), f"2 {digest}"))
+    journal = Journal(path, belongs)
+    assert journal.open() == {0: bytes(16)}
+    journal.close()
+    assert path.read_bytes() == lines(json.dumps(belongs), f"0 {digest}")
+
+
+def test_a_plan_of_another_number_of_tensors_is_refused(source: Path, tmp_path: Path) -> None:
+    """Convert followed it, and its output failed the check: the manifest's numbers were not the plan's."""
+    plan = make_plan(bound(source), SIZES)
+    for other in (replace(plan.checkpoint, tensors=1), replace(plan.checkpoint, bytes=1)):
+        with pytest.raises(PlanError, match="plan it anew"):
+            check_plan(replace(plan, checkpoint=other), bound(source))
+
+
+def test_a_table_without_the_number_of_layers_is_refused() -> None:
+    from shard_plans.documents.yaml_text import load_yaml
+
+    table, _ = load_yaml(load_family(CONFIGS["llama"]).document, "it")
+    del table["layers"]["count"]
+    with pytest.raises(FamilyError, match="layers lacks `count`"):
+        parse_family(table)
+
+
+def test_a_size_is_not_counted_out_before_it_is_looked_at() -> None:
+    with pytest.raises(FamilyError, match="falls into more than"):
+        take(parse_dim("wide*tp(heads)"), {"wide": 1 << 40, "heads": 4}, {}, {"tp": Share(0, 2)})
+
+
+def test_lists_of_experts_are_bounded_together(source: Path, tmp_path: Path) -> None:
+    """A tensor of no rows takes no bytes, and may stack as many experts as it likes."""
+    converted(source, tmp_path / "out", SIZES)
+    value = json.loads((tmp_path / "out" / "stage-0-ep-0-etp-0.json").read_text())
+    piece = {"tensor": "a.{expert}", "cuts": [{"runs": [], "repeat": 1}], "at": [0]}
+    (entry, *_) = value["tensors"]
+    empty = entry | {"dtype": "U8", "shape": [65536, 0], "offset": 0, "bytes": 0, "format": None, "block": None}
+    many = [empty | {"name": f"t{n}", "sources": [piece | {"experts": f"{n},0-65534"}]} for n in range(100)]
+    value |= {"tensors": many, "size": value["header"]["size"]}
+    with pytest.raises(ManifestError, match="different lists of experts hold more than"):
+        parse_shard_manifest(value, "x.json")
+    value["tensors"] = [tensor | {"sources": [piece | {"experts": "0-65535"}]} for tensor in many]
+    assert len(parse_shard_manifest(value, "x.json").tensors) == 100
+
+
+KINDS = ("pipe", "folder", "loop", "away", "device", "empty", "gone")
+
+
+def substitute(path: Path, kind: str) -> None:
+    """Another kind of thing in place of the file."""
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "loop":
+        path.symlink_to(path.name)
+    elif kind == "away":
+        path.symlink_to("/etc/passwd")
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "empty":
+        path.touch()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_things_in_place_of_a_checkpoints_files(source: Path, tmp_path: Path, run_cli: RunCli, kind: str) -> None:
+    for name in sorted(contents(source)):
+        kept = (source / name).read_bytes()
+        substitute(source / name, kind)
+        for words in (("inspect", source), ("convert", source, tmp_path / "out", "--tp", 2, "--ep", 2)):
+            ran = run_cli(*words, code=2)
+            assert ran.stderr.startswith("reshard ") and ran.stderr.count("\n") == 1, ran.stderr
+        assert not (tmp_path / "out").exists()
+        _mend(source / name, kept)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_things_in_place_of_an_outputs_files(source: Path, tmp_path: Path, run_cli: RunCli, kind: str) -> None:
+    out = tmp_path / "out"
+    converted(source, out, SIZES)
+    for name, kept in sorted(contents(out).items()):
+        substitute(out / name, kind)
+        assert run_cli("check", out, code=None).exit_code in ((1, 2) if name == "manifest.json" else (1,))
+        ran = run_cli("restore", out, tmp_path / "back", code=None)
+        assert ran.exit_code in (1, 2) and ran.stderr.count("\n") == 1, ran.stderr
+        assert not (tmp_path / "back").exists()
+        _mend(out / name, kept)
+    assert check(out, source).passed
+
+
+def _mend(path: Path, data: bytes) -> None:
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    path.unlink(missing_ok=True)
+    path.write_bytes(data)
+
+
+def test_what_lies_in_an_unfinished_output_may_be_anything(source: Path, tmp_path: Path) -> None:
+    """Whatever stands where the next part looks: it is refused, or the end is the same bytes."""
+    converted(source, tmp_path / "whole", SIZES)
+    expected = contents(tmp_path / "whole")
+    for kind in ("pipe", "loop", "gone"):
+        for number, name in enumerate(("conversion.partial", "conversion-1-of-2.done", "stage-0-tp-0.json")):
+            out = tmp_path / f"{kind}-{number}"
+            converted(source, out, SIZES, part=Part(1, 2))
+            substitute(out / name, kind)
+            try:
+                result = converted(source, out, SIZES, part=Part(2, 2))
+            except OutputError as error:
+                assert str(error).isprintable()
+            else:
+                assert result.missing == (1,) or contents(out) == expected, (kind, name)
+
+
+def test_tamper_and_little_agree_on_what_a_file_is(source: Path, tmp_path: Path) -> None:
+    """The little checkpoints of these tests are whole ones: converted, checked and read back."""
+    for name, plans in PLANS.items():
+        folder = write_little(tmp_path / name, CONFIGS[name], little(name), 1)
+        converted(folder, tmp_path / f"{name}-out", plans[-1])
+        assert check(tmp_path / f"{name}-out", folder).passed
+    assert tamper.find(tmp_path / "llama-out", "embed")
