@@ -1,0 +1,66 @@
+"""What a pass takes at its peak: the planner's replay in shapes against the storages that the runtime makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.blocks.context import RankContext
+from runtime.comm.comm import NoComm
+from runtime.loading.loader import Loader, LoadOptions
+from runtime.opened import Opened, open_output
+from runtime.passes import RankRun, forward_pass
+from shard_plans.memory.replay.passes import pass_peak, sections_of
+from shard_plans.placement.place import place
+from tests.conftest import MakeCheckpoint
+from tests.tools.converted import bound, converted
+from tests.tools.plans import make_plan
+from tests.tools.sharded import Watch
+from tests.tools.storages import Storages
+
+CPU = torch.device("cpu")
+TINY = ["llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3", "qwen3_moe_fp8", "deepseek_v3_fp8", "deepseek_v3_full_q"]
+BYTES = {torch.bfloat16: 2, torch.float32: 4, torch.float64: 8}
+
+
+def run(opened: Opened, ids: Tensor, compute: torch.dtype, watch: Watch | None) -> Storages:
+    """One pass of the only rank of an output; with what it took."""
+    grid = opened.plan.grid
+    ctx = RankContext(grid, grid.coordinate(0), NoComm(), opened.model, opened.plan.experts, compute, CPU)
+    positions = torch.arange(len(ids))
+    with Loader(opened.out, opened.root, [0], len(opened.model.forward_layers), LoadOptions(CPU)) as loader:
+        rank = RankRun(ctx, loader, opened.plan.stages, lockstep=False)
+        with torch.no_grad(), Storages() as found:
+            forward_pass(rank, ids, positions, None, watch)
+    return found
+
+
+def rows_of_experts(routes: Mapping[int, Tensor], experts: int) -> dict[int, list[int]]:
+    return {layer: torch.bincount(chosen.flatten(), minlength=experts).tolist() for layer, chosen in routes.items()}
+
+
+def peaks(source: Path, out: Path, tokens: int, compute: torch.dtype) -> tuple[int, int]:
+    """Measured and predicted."""
+    if not out.exists():
+        converted(source, out)
+    opened = open_output(out)
+    ids = torch.randint(0, opened.model.sizes["vocab"], (tokens,), generator=torch.Generator().manual_seed(1))
+    watch = Watch()
+    run(opened, ids, compute, watch)
+    routed = rows_of_experts(watch.routes, opened.model.sizes.get("experts", 0))
+    binding = bound(source)
+    sections = sections_of(place(binding, make_plan(binding)), 0)
+    predicted = pass_peak(opened.model, opened.plan.grid, sections, tokens, BYTES[compute], routed)
+    return run(opened, ids, compute, None).peak, predicted
+
+
+@pytest.mark.parametrize("compute", list(BYTES))
+@pytest.mark.parametrize("tokens", [7, 100])
+@pytest.mark.parametrize("family", TINY)
+def test_the_replay_is_exact(tiny: MakeCheckpoint, tmp_path: Path, family: str, tokens: int, compute: torch.dtype) -> None:
+    measured, predicted = peaks(tiny(family), tmp_path / "out", tokens, compute)
+    assert predicted == measured
