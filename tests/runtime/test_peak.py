@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,17 @@ from tests.tools.sharded import Watch
 from tests.tools.storages import Storages
 
 CPU = torch.device("cpu")
-TINY = ["llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3", "qwen3_moe_fp8", "deepseek_v3_fp8", "deepseek_v3_full_q"]
+TINY = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mixtral",
+    "qwen3_moe",
+    "deepseek_v3",
+    "qwen3_moe_fp8",
+    "deepseek_v3_fp8",
+    "deepseek_v3_full_q",
+]
 BYTES = {torch.bfloat16: 2, torch.float32: 4, torch.float64: 8}
 
 
@@ -34,7 +46,8 @@ def run(opened: Opened, ids: Tensor, compute: torch.dtype, watch: Watch | None) 
     positions = torch.arange(len(ids))
     with Loader(opened.out, opened.root, [0], len(opened.model.forward_layers), LoadOptions(CPU)) as loader:
         rank = RankRun(ctx, loader, opened.plan.stages, lockstep=False)
-        with torch.no_grad(), Storages() as found:
+        found = Storages()
+        with torch.no_grad(), found:
             forward_pass(rank, ids, positions, None, watch)
     return found
 
@@ -61,6 +74,52 @@ def peaks(source: Path, out: Path, tokens: int, compute: torch.dtype) -> tuple[i
 @pytest.mark.parametrize("compute", list(BYTES))
 @pytest.mark.parametrize("tokens", [7, 100])
 @pytest.mark.parametrize("family", TINY)
-def test_the_replay_is_exact(tiny: MakeCheckpoint, tmp_path: Path, family: str, tokens: int, compute: torch.dtype) -> None:
+def test_the_replay_is_exact(
+    tiny: MakeCheckpoint, tmp_path: Path, family: str, tokens: int, compute: torch.dtype
+) -> None:
     measured, predicted = peaks(tiny(family), tmp_path / "out", tokens, compute)
     assert predicted == measured
+
+
+@pytest.mark.slow
+def test_a_trained_model_at_2000_tokens(real: Callable[[int], Path], tmp_path: Path) -> None:
+    measured, predicted = peaks(real(0), tmp_path / "out", 2000, torch.float32)
+    assert predicted == measured
+    resident = allocated(tmp_path / "out", 2000)
+    assert predicted == pytest.approx(resident, rel=0.1)
+
+
+def allocated(out: Path, tokens: int) -> int:
+    """Bytes by which a process grows in one pass, as the system counts them, its weights loaded before."""
+    script = f"""
+import re, sys
+from pathlib import Path
+import torch
+from tests.runtime.test_peak import resident_growth
+print(resident_growth(Path({str(out)!r}), {tokens}))
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    return int(done.stdout.split()[-1])
+
+
+def resident_growth(out: Path, tokens: int) -> int:
+    """In this process: peak resident memory of the second pass over what was resident before it."""
+    torch.set_num_threads(1)
+    opened = open_output(out)
+    grid = opened.plan.grid
+    ids = torch.randint(0, opened.model.sizes["vocab"], (tokens,), generator=torch.Generator().manual_seed(1))
+    ctx = RankContext(grid, grid.coordinate(0), NoComm(), opened.model, opened.plan.experts, torch.float32, CPU)
+    options = LoadOptions(CPU, budget=1 << 40)
+    with Loader(out, opened.root, [0], len(opened.model.forward_layers), options) as loader, torch.no_grad():
+        rank = RankRun(ctx, loader, opened.plan.stages, lockstep=False)
+        forward_pass(rank, ids[:16], torch.arange(16), None, None)
+        Path("/proc/self/clear_refs").write_text("5")
+        before = status("VmRSS")
+        forward_pass(rank, ids, torch.arange(tokens), None, None)
+        return status("VmHWM") - before
+
+
+def status(field: str) -> int:
+    """Bytes of a field of /proc/self/status."""
+    text = Path("/proc/self/status").read_text()
+    return 1024 * int(next(line.split()[1] for line in text.splitlines() if line.startswith(f"{field}:")))

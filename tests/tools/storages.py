@@ -16,7 +16,7 @@ class Storages(TorchDispatchMode):
 
     def __init__(self, known: tuple[torch.Tensor, ...] = ()) -> None:
         """`known` tensors are from outside, whoever returns them."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._outside = {tensor.untyped_storage()._cdata for tensor in known}
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
         self.now = self.peak = 0
@@ -38,7 +38,7 @@ class Storages(TorchDispatchMode):
                 storage = tensor.untyped_storage()
                 key = storage._cdata
                 if key not in self._live and key not in given and key not in self._outside:
-                    self._live[key] = (StorageWeakRef(storage), storage.nbytes())
+                    self._live[key] = (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]
                     taken += storage.nbytes()
         self.now += taken
         if taken:
@@ -47,6 +47,6 @@ class Storages(TorchDispatchMode):
         return out
 
     def _forget(self) -> None:
-        gone = [key for key, (ref, _) in self._live.items() if ref.expired()]
+        gone = [key for key, (ref, _) in self._live.items() if ref.expired()]  # type: ignore[no-untyped-call]
         for key in gone:
             self.now -= self._live.pop(key)[1]

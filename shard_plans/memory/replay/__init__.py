@@ -1,1 +1,1 @@
-"""The runtime's forward pass replayed in shapes alone: what memory each operation takes and gives back, and its peak."""
+"""The runtime's forward pass replayed in shapes alone: what each operation takes and gives back, and the peak."""

@@ -121,4 +121,6 @@ def _held(tensor: ShardTensor, role: str, scale: ShardTensor | None) -> Held:
     stacked = role.startswith("experts.")
     shape = tensor.shape[1:] if stacked else tensor.shape
     scale_bytes = DTYPE_BITS[scale.dtype] // 8 if scale is not None else 4
-    return Held(shape, DTYPE_BITS[tensor.dtype] // 8, tensor.format if scale is not None else None, tensor.block, scale_bytes)
+    return Held(
+        shape, DTYPE_BITS[tensor.dtype] // 8, tensor.format if scale is not None else None, tensor.block, scale_bytes
+    )
