@@ -59,7 +59,8 @@ def cases() -> dict[str, dict[str, Any]]:
 
 @cache
 def _binding(name: str, changes: str) -> Binding:
-    path = FOLDER / "configs" / f"{name}.json"
+    folders = (FOLDER.parent / "checkpoints" / "configs", FOLDER / "configs")
+    path = next(path for folder in folders if (path := folder / f"{name}.json").is_file())
     config = {**json.loads(path.read_text()), **json.loads(changes)}
     return bind_config(config, "0" * 32, path, load_family(config))
 
