@@ -16,6 +16,7 @@ from shard_plans.memory.cluster import parse_cluster
 from shard_plans.options import SIZES, Verb, contradictions, family_option, json_option, sizes_options
 from shard_plans.report import show_inspection, show_plan
 from shard_plans.report_bars import show_bars
+from shard_plans.report_html.page import write_page
 from shard_plans.report_lines import by_option, lines_json, show_lines
 from shard_plans.report_search import found_json, show_found
 from shard_plans.search.search import appraise
@@ -69,6 +70,8 @@ def plan_memory_command(
         remark(f"note: {note}")
     if output:
         write_plan(found.plan, Path(output))
+    if html:
+        write_page(model, found, Path(html))
     lines = itemise(model, found.plan, by) if by != "rank" else ()
     where = "CHECKPOINT" if model.alone else checkpoint
     starts = launches(found.plan, model.model, where) if launch else ()

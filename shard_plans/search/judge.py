@@ -39,8 +39,8 @@ class _Kept:
     dealt: Dealt | None
 
 
-def judge(space: Space, goal: str) -> Found:
-    """The best plan for the goal, and the others; where none fits, the closest."""
+def judge(space: Space, goal: str, advise: bool = True) -> Found:
+    """The best plan for the goal, and the others; where none fits, the closest, and with `advise` what would fit."""
     model = cost_model(space.binding, space.cluster)
     outlines, outlined, refused = space.outlines()
     verdicts = Verdicts(space.room)
@@ -65,7 +65,7 @@ def judge(space: Space, goal: str) -> Found:
     grids = len(outlined) + len(refused)
     if not kept:
         closest = finished(space.payload, space.roomiest(), space.cluster, space.workload, space.mtp)
-        would = remedies(space, closest, lambda changed: fastest(changed, goal))
+        would = remedies(space, closest, lambda changed: fastest(changed, goal)) if advise else ()
         return Found(closest, goal, rejected=verdicts.groups(None), remedies=would, grids=grids)
     kept.sort(key=lambda each: _order(space, goal, each.candidate))
     best = kept[0]

@@ -37,12 +37,14 @@ def explore(
     wide: bool = False,
     expert_load: ExpertLoad | None = None,
     redundant: int | None = None,
+    advise: bool = True,
 ) -> Found:
     """The best plan on `cluster` for `goal`, and the others; where none fits, the closest (plan.fits is False).
 
     `sizes` given by the user (tp, pp, dp, ep, etp) are kept. Without them tp stays within a node unless `wide`.
     Experts are dealt in order, or by `expert_load` with `redundant` copies in each layer (None: as many as serve the
-    goal). Raises GridError, with the legal sizes, where what is given can't be had.
+    goal). `advise` looks for what would fit where nothing does. Raises GridError, with the legal sizes, where what is
+    given can't be had.
     """
     if goal not in GOALS:
         raise PlanError(f"goal {goal!r} is unknown; allowed: {', '.join(GOALS)}")
@@ -59,7 +61,7 @@ def explore(
         space = next((smaller for smaller in space.smaller() if smaller.fits()), space)
     if goal == "context":
         space = longest_context(space)
-    return judge(space, goal)
+    return judge(space, goal, advise)
 
 
 def search(
@@ -72,7 +74,7 @@ def search(
     goal: str = "throughput",
 ) -> Plan:
     """The plan that explore finds."""
-    return explore(binding, cluster, sizes, workload, mtp, strict_blocks, goal).plan
+    return explore(binding, cluster, sizes, workload, mtp, strict_blocks, goal, advise=False).plan
 
 
 def make_plan(

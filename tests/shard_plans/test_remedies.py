@@ -43,8 +43,8 @@ def test_kimi_k3_on_one_server(k3: Binding) -> None:
     assert found.plan.fits is False and found.prediction is None
     of_cards = [remedy for remedy in found.remedies if remedy.kind == "cards"]
     assert isinstance(of_cards[0].value, int) and of_cards[0].value >= 24
-    assert explore(k3, parse_cluster(f"{of_cards[0].value // 8}x8:80GB")).plan.fits
-    assert explore(k3, parse_cluster(f"{of_cards[0].value // 8 - 1}x8:80GB")).plan.fits is False
+    assert space(k3, f"{of_cards[0].value // 8}x8:80GB").fits()
+    assert not space(k3, f"{of_cards[0].value // 8 - 1}x8:80GB").fits()
     assert of_cards[1].value == 24
     assert "191.81 GiB a card here (tp 8 pp 1" in of_cards[1].text and "64.3 GiB" in of_cards[1].text
     assert "tp 8 pp 3" in of_cards[1].text
