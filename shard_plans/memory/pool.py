@@ -13,7 +13,7 @@ from shard_plans.errors import PlanError
 from shard_plans.families.model import Layer, Model
 from shard_plans.memory.amount import total
 from shard_plans.memory.caches import Kept, cached, kept
-from shard_plans.memory.engine import load_engine
+from shard_plans.memory.engine import Engine, load_engine
 from shard_plans.memory.workload import Workload
 from shard_plans.placement.grid import Grid
 
@@ -50,7 +50,7 @@ def pool_tokens(model: Model, grid: Grid, workload: Workload, layers: tuple[int,
         page = block * sum(kind.records * kind.layers for kind in kinds)
         return max(0, room // page - int(engine.value("kv_spare_pages", 0))) * block
     if "kv_report" in engine.rules:
-        return _grouped(kinds, block, workload, room, str(engine.value("kv_report")))
+        return _grouped(kinds, workload, room, engine)
     return _pooled(kinds, workload, room, float(engine.value("window_ratio", 1)))
 
 
@@ -74,15 +74,15 @@ def _window(items: tuple[Kept, ...]) -> int | None:
     return max((item.window for item in items if item.window is not None), default=None)
 
 
-def _grouped(kinds: list[Kind], block: int, workload: Workload, room: int, report: str) -> int:
+def _grouped(kinds: list[Kind], workload: Workload, room: int, engine: Engine) -> int:
     """Kinds that differ, as vLLM counts them: pages are made equal by longer blocks, states are padded to a page."""
+    block, report = int(engine.value("kv_block", 1)), engine.value("kv_report")
     tokens = [kind for kind in kinds if kind.records]
     page = max((kind.records for kind in tokens), default=0) * block
     state = max((kind.state for kind in kinds), default=0)
     if state and tokens:
-        least = min(kind.records for kind in tokens)
-        block = max(block, -(-state // (least * block)) * block)
-        page = max(max(kind.records for kind in tokens) * block, state)
+        block = hybrid_block(min(kind.records for kind in tokens), state, block)
+        page = max(kind.records for kind in tokens) * block
     page = max(page, state)
     blocks = {kind: page // kind.records if kind.records else 0 for kind in kinds}
     fewest, most = min(kind.layers for kind in kinds), max(kind.layers for kind in kinds)
@@ -96,9 +96,15 @@ def _grouped(kinds: list[Kind], block: int, workload: Workload, room: int, repor
         held = workload.context
         if kind.window is not None:
             held = min(kind.window - 1 + workload.prefill_chunk, held)
-        pages = 1 if kind.state else -(-held // blocks[kind]) + (kind.window is not None)
+        pages = -(-held // blocks[kind]) + (kind.window is not None) if blocks[kind] else 0
+        pages = max(pages, int(engine.value("state_blocks", 1))) if kind.state else pages
         needed += groups[kind] * pages
     return int(number / needed * workload.context)
+
+
+def hybrid_block(record: int, state: int, block: int) -> int:
+    """Tokens of an attention block whose page holds a recurrent state: a multiple of the engine's own block."""
+    return max(block, -(-state // (record * block)) * block)
 
 
 def _pooled(kinds: list[Kind], workload: Workload, room: int, ratio: float) -> int:

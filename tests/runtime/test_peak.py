@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -98,7 +99,9 @@ import torch
 from tests.runtime.test_peak import resident_growth
 print(resident_growth(Path({str(out)!r}), {tokens}))
 """
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    steady = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(words, check=True, capture_output=True, text=True, env={**os.environ, **steady})
     return int(done.stdout.split()[-1])
 
 

@@ -13,7 +13,7 @@ from shard_plans.memory.buffers import communication, deepep_low_latency
 from shard_plans.memory.caches import cached, kept
 from shard_plans.memory.kv_format import kv_format
 from shard_plans.memory.needs import stage_ranges
-from shard_plans.memory.pool import pool_tokens
+from shard_plans.memory.pool import hybrid_block, pool_tokens
 from shard_plans.placement.grid import Grid, make_grid
 
 GIB = 1 << 30
@@ -179,6 +179,32 @@ def test_tokens_of_a_hybrid_pool_as_printed() -> None:
     later = pool_tokens(hybrid(), make_grid(), Workload(131_072, 1, engine="vllm"), (0, 36), room)
     blocks = room // (18 * 2048 * 16)
     assert later == int(blocks / (8192 + 521) * 131_072)
+
+
+def gdn_hybrid(layers: int, **sizes: int) -> Model:
+    """Qwen3.5's mixers: three of gated DeltaNet, one of attention."""
+    words = [{"attn": "gqa"} if i % 4 == 3 else {"attn": "gdn"} for i in range(layers)]
+    every = {"head_dim": 256, "key_heads": 16, "dk": 128, "dv": 128, "taps": 4, **sizes}
+    return Model("toy", {}, {}, every, tuple(Layer(i, {}, words[i]) for i in range(layers)), {}, False)
+
+
+def test_states_and_pages_share_a_pool() -> None:
+    """Qwen3.5-35B-A3B: 18.64 GiB printed 925,508 tokens, 7.06 requests of 131,072."""
+    toy = gdn_hybrid(40, kv_heads=2, per_key=2)
+    load = Workload(131_072, 1, engine="vllm")
+    assert pool_tokens(toy, make_grid(), load, (0, 40), round(18.64 * GIB)) == 925_508
+    once = pool_tokens(toy, make_grid(), Workload(131_072, 1, engine="vllm@0.11"), (0, 40), round(18.64 * GIB))
+    assert once != 925_508
+
+
+def test_a_page_that_holds_a_state() -> None:
+    """Qwen3.8-27B, fp8 cache: "Setting attention block size to 1568 tokens", "Padding mamba page size by 0.13%"."""
+    toy = gdn_hybrid(4, kv_heads=4, per_key=3)
+    load = Workload(1000, 1, "fp8")
+    items = [kept(layer, toy, make_grid(), load) for layer in toy.layers]
+    state, record = sum(item.state for item in items[0]), items[3][0].record
+    assert hybrid_block(record, state, 16) == 1568
+    assert 1568 * record / state == pytest.approx(1.0013, abs=0.0001)
 
 
 def test_deepep_s_low_latency_buffer() -> None:
