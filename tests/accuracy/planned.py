@@ -61,8 +61,14 @@ def cases() -> dict[str, dict[str, Any]]:
 def _binding(name: str, changes: str) -> Binding:
     folders = (FOLDER.parent / "checkpoints" / "configs", FOLDER / "configs")
     path = next(path for folder in folders if (path := folder / f"{name}.json").is_file())
-    config = {**json.loads(path.read_text()), **json.loads(changes)}
+    config = _merged(json.loads(path.read_text()), json.loads(changes))
     return bind_config(config, "0" * 32, path, load_family(config))
+
+
+def _merged(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with these keys instead, sections key by key."""
+    inner = {key: _merged(config.get(key, {}), value) for key, value in changes.items() if isinstance(value, dict)}
+    return {**config, **changes, **inner}
 
 
 def score(row: Mapping[str, str], case: Mapping[str, Any]) -> list[Score]:
