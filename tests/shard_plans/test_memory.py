@@ -24,6 +24,7 @@ from shard_plans.memory.payload import Payload, rank_weights
 from shard_plans.placement.experts import ExpertPlacement
 from shard_plans.placement.grid import Grid, make_grid
 from shard_plans.placement.place import place
+from tests.checkpoints.tiny import EVERYTHING
 from tests.conftest import MakeCheckpoint
 from tests.tools.plans import DENSE_PLANS, MOE_PLANS, make_plan, plan_id
 
@@ -54,6 +55,27 @@ def test_weights_are_exact(tiny: MakeCheckpoint, family: str, sizes: dict[str, i
     weights = rank_weights(Payload(binding), plan)
     assert weights == laid_out(binding, plan)
     assert sum(weights) >= binding.checkpoint.total_bytes - (0 if mtp == "keep" else 10**6)
+
+
+@pytest.mark.parametrize("family", [name for name in EVERYTHING if name not in FAMILIES])
+def test_weights_are_exact_for_every_family(tiny: MakeCheckpoint, family: str) -> None:
+    """Ten plans and more each; those that the family's sizes don't allow are refused by both."""
+    binding, legal = bound(tiny(family)), 0
+    for sizes in (*DENSE_PLANS, *MOE_PLANS, {"tp": 2, "pp": 2}, {"dp": 2}, {"dp": 2, "tp": 2}, {"pp": 2}, {"dp": 4}):
+        if sizes.get("ep", 1) > 1 and not binding.model.sizes.get("experts"):
+            continue
+        if sizes.get("pp", 1) > len(binding.model.forward_layers):
+            continue
+        plan = make_plan(binding, sizes)
+        try:
+            wanted = laid_out(binding, plan)
+        except (GridError, PlanError) as refused:
+            with pytest.raises(type(refused)):
+                rank_weights(Payload(binding), plan)
+            continue
+        assert rank_weights(Payload(binding), plan) == wanted, sizes
+        legal += 1
+    assert legal >= 5
 
 
 @pytest.mark.parametrize("family", ["mixtral", "deepseek_v3_fp8", "deepseek_v3_mtp"])
