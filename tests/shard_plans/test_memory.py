@@ -24,7 +24,8 @@ from shard_plans.memory.payload import Payload, rank_weights
 from shard_plans.placement.experts import ExpertPlacement
 from shard_plans.placement.grid import Grid, make_grid
 from shard_plans.placement.place import place
-from tests.checkpoints.tiny import EVERYTHING
+from tests.checkpoints.architectures import ARCHITECTURES, DEEPSEEKS
+from tests.checkpoints.variants import VARIANTS
 from tests.conftest import MakeCheckpoint
 from tests.tools.plans import DENSE_PLANS, MOE_PLANS, make_plan, plan_id
 
@@ -57,7 +58,7 @@ def test_weights_are_exact(tiny: MakeCheckpoint, family: str, sizes: dict[str, i
     assert sum(weights) >= binding.checkpoint.total_bytes - (0 if mtp == "keep" else 10**6)
 
 
-@pytest.mark.parametrize("family", [name for name in EVERYTHING if name not in FAMILIES])
+@pytest.mark.parametrize("family", [name for name in VARIANTS | ARCHITECTURES | DEEPSEEKS if name not in FAMILIES])
 def test_weights_are_exact_for_every_family(tiny: MakeCheckpoint, family: str) -> None:
     """Ten plans and more each; those that the family's sizes don't allow are refused by both."""
     binding, legal = bound(tiny(family)), 0
