@@ -15,11 +15,13 @@ from converter.backward.agreement import disagreements
 from converter.backward.deep import compare
 from converter.backward.gather import Shards
 from converter.backward.planned import departures
+from converter.backward.recomputed import conversions
 from converter.findings import CheckResult, Failure, summed_up
 from converter.output.carry import PLAN, SOURCE
 from converter.output.parts import is_leftover, unfinished_words
 from converter.output.sums import SUMS
 from converter.sources.opening import open_source
+from converter.sources.source import Source
 from converter.streams.hashing import CHUNK, file_digest
 from converter.streams.reading import Reader
 from converter.streams.workers import Meter, Progress, run_all
@@ -78,12 +80,20 @@ def check(out: Path, deep: Path | None = None, workers: int = 4, progress: Progr
         lost = {failure.file for failure in broken if failure.reason.startswith(_SHORT)}
         if checkpoint is not None and not lost:
             origin = open_source(checkpoint)
-            failures += compare(shards, origin, workers, meter)
+            failures += _compared(shards, origin, workers, meter)
             if not failures:  # else the fault is named already, and its consequences would hide it
                 failures += departures(shards, origin)
     tensors = sum(len(manifest.tensors) for manifest in manifests)
     result = summed_up(len(root.files), tensors, failures, _absent(out, root))
     return replace(result, skipped=sum(item.count for item in root.skipped))
+
+
+def _compared(shards: Shards, origin: Source, workers: int, meter: Meter) -> list[Failure]:
+    try:
+        made = conversions(shards, origin.checkpoint)
+    except ReshardError as error:
+        return [Failure(PLAN, None, f"can't be laid out again: {error}")]
+    return compare(shards, origin, workers, meter, made)
 
 
 _SHORT = "is cut short or lost:"

@@ -25,7 +25,7 @@ from shard_plans.layouts.registry import find_layout, lay_out_plan
 from shard_plans.memory.count import with_ledger
 from shard_plans.placement.grid import make_grid
 from shard_plans.search.search import make_plan
-from shard_plans.verbs import open_binding
+from shard_plans.verbs import Weights, as_weights, open_binding
 
 AnyPath = str | PathLike[str]
 
@@ -42,6 +42,7 @@ def convert(
     etp: int | None = None,
     mtp: str = "keep",
     strict_blocks: bool = False,
+    weights: Weights = (),
     family: AnyPath | None = None,
     ranks: str | None = None,
     part: str | None = None,
@@ -59,10 +60,11 @@ def convert(
     options = ConvertOptions(parse_ranks(ranks) if ranks is not None else None, fresh, _part(part), buffer, sha256)
     binding = open_binding(checkpoint, family)
     if plan is None:
-        plan = make_plan(binding, make_grid(tp, pp, dp, ep, etp), mtp, strict_blocks)
+        grid = make_grid(tp, pp, dp, ep, etp)
+        plan = make_plan(binding, grid, mtp, strict_blocks, weights=as_weights(weights))
     else:
         given = {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "etp": etp}
-        clash = [name for name, size in given.items() if size is not None]
+        clash = [*(name for name, size in given.items() if size is not None), *(["weights"] if weights else [])]
         if clash:
             raise PlanError(f"a plan and {', '.join(clash)} were both given; the plan says the sizes already")
         plan = plan if isinstance(plan, Plan) else read_plan(Path(plan))

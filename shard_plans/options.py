@@ -60,8 +60,12 @@ class Verb(click.Command):
 
 
 def sizes_options(command: Command) -> Command:
-    """--tp, --pp, --dp, --ep, --etp, --mtp and --strict-blocks."""
+    """--tp, --pp, --dp, --ep, --etp, --mtp, --strict-blocks and --weights."""
     for option in (
+        click.option(
+            "--weights", multiple=True, metavar="[GROUP=]FORMAT",
+            help="Store a group of weights, or all, in another precision: experts=fp8_block; several are possible.",
+        ),
         click.option("--strict-blocks", is_flag=True, help="Refuse cuts inside a quantisation block."),
         click.option(
             "--mtp", type=click.Choice(["keep", "drop"]), default="keep", help="Multi-token-prediction layers."
@@ -71,12 +75,12 @@ def sizes_options(command: Command) -> Command:
         click.option("--dp", type=int, help="Replicas of attention."),
         click.option("--pp", type=int, help="Pipeline stages."),
         click.option("--tp", type=int, help="Ranks that share attention heads and dense width."),
-    ):
+    ):  # fmt: skip
         command = option(command)
     return command
 
 
-SIZES = ("tp", "pp", "dp", "ep", "etp", "mtp", "strict_blocks")
+SIZES = ("tp", "pp", "dp", "ep", "etp", "mtp", "strict_blocks", "weights")
 
 
 def contradictions(ctx: click.Context, names: tuple[str, ...]) -> list[str]:

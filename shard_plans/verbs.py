@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -16,6 +17,7 @@ from shard_plans.families.agreement import check_agreement
 from shard_plans.families.binding import Binding, bind
 from shard_plans.families.config_binding import bind_config
 from shard_plans.families.family import load_family, read_family
+from shard_plans.families.weights import check_weights, parse_weights
 from shard_plans.inspect import Inspection
 from shard_plans.inspect import inspect as inspect_path
 from shard_plans.memory.cluster import parse_cluster
@@ -28,6 +30,14 @@ from shard_plans.search.found import Found
 from shard_plans.search.search import explore
 
 AnyPath = str | PathLike[str]
+Weights = str | Sequence[str] | Mapping[str, str]
+
+
+def as_weights(given: Weights) -> dict[str, str]:
+    """Group -> format, from `--weights` as a user writes it (`experts=fp8_block`), once or several times."""
+    if isinstance(given, Mapping):
+        return check_weights(given)
+    return parse_weights([given] if isinstance(given, str) else given)
 
 
 def open_binding(checkpoint: AnyPath, family: AnyPath | None = None) -> Binding:
@@ -73,6 +83,7 @@ def find_plan(
     etp: int | None = None,
     mtp: str = "keep",
     strict_blocks: bool = False,
+    weights: Weights = (),
     family: AnyPath | None = None,
     goal: str = "throughput",
     tp_across_nodes: bool = False,
@@ -83,21 +94,22 @@ def find_plan(
     """The best plan for a cluster (`4x8:80GB`) and what else the search knows; sizes that are given are kept.
 
     `checkpoint`: its folder, or a config.json alone, before the weights are there; or what open_model made of them.
-    `goal`: throughput, latency, context or fewest-cards. `load`: fields of Workload (context, concurrency, kv_dtype,
-    engine, utilization, ...).
+    `weights`: what isn't kept as stored, as `parse_weights` reads it or as group -> format. `goal`: throughput,
+    latency, context or fewest-cards. `load`: fields of Workload (context, concurrency, kv_dtype, engine, ...).
     """
     sizes = {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "etp": etp}
     cards, binding = parse_cluster(cluster), open_model(checkpoint, family)
     counts = read_load(Path(expert_load), binding) if expert_load is not None else None
     workload = make_workload(binding.model, **load)
     return explore(
-        binding, cards, sizes, workload, mtp, strict_blocks, goal, tp_across_nodes, counts, redundant_experts
-    )
+        binding, cards, sizes, workload, mtp, strict_blocks, goal, tp_across_nodes, counts, redundant_experts,
+        weights=as_weights(weights),
+    )  # fmt: skip
 
 
 def itemise(checkpoint: AnyPath | Binding, plan: Plan, by: str, family: AnyPath | None = None) -> tuple[Lines, ...]:
     """The ledger of the fullest rank of each stage, summed by `stage`, `layer` or `operator`."""
-    return stage_lines(Payload(open_model(checkpoint, family), plan.strict_blocks), plan, by)
+    return stage_lines(Payload(open_model(checkpoint, family), plan.strict_blocks, plan.weights), plan, by)
 
 
 def count_memory(

@@ -92,8 +92,8 @@ def _regions(tensor: ManifestTensor, layout: Layout) -> Iterator[str]:
 
 def _scales(tensor: ManifestTensor, by_name: dict[str, ManifestTensor]) -> Iterator[str]:
     """Values and their scales must be cut by one rule."""
-    if tensor.part == "scale":
-        if tensor.name.removesuffix(".scale") not in by_name:
+    if tensor.part != "values":
+        if tensor.name.removesuffix(f".{tensor.part}") not in by_name:
             yield "its values are missing in the file"
         return
     if tensor.format is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,8 +27,10 @@ from converter.backward.gather import (
     put,
     whole,
 )
+from converter.backward.recomputed import Conversions, Kind, recompute
 from converter.backward.regions import Regions, declared, form
 from converter.findings import Failure
+from converter.precision.matrix import Matrix
 from converter.sources.source import Source, StoredReader
 from converter.streams.reading import Reader
 from converter.streams.runs import Runs
@@ -48,19 +50,23 @@ class _Hands:
     held: np.ndarray[Any, np.dtype[np.uint8]]
 
 
-def compare(shards: Shards, origin: Source, workers: int, meter: Meter) -> list[Failure]:
+def compare(
+    shards: Shards, origin: Source, workers: int, meter: Meter, made: Conversions | None = None
+) -> list[Failure]:
     """Every difference between the shards, all replicas, and the checkpoint they were made from.
 
     Also: stored bytes that are nowhere, shard bytes that come from nowhere, and padding that isn't zero. A partial
-    output is compared as far as it goes: nothing is said of bytes that it doesn't hold.
+    output is compared as far as it goes: nothing is said of bytes that it doesn't hold. What the plan converts is made
+    again (`made`: what that is).
     """
     checkpoint = origin.checkpoint
-    failures = list(_claims(shards, checkpoint))
+    made = made or Conversions(checkpoint)
+    failures = list(_claims(shards, checkpoint, made.kinds or {}))
     if failures:
         return failures  # what can't have come from this checkpoint can't be compared with it
-    origin.require(
-        (piece.tensor, piece) for manifest in shards.manifests for t in manifest.tensors for piece in t.sources
-    )
+    pieces = [piece for manifest in shards.manifests for tensor in manifest.tensors for piece in tensor.sources]
+    origin.require((piece.tensor, piece) for piece in pieces if piece.converted is None)
+    origin.require(need for source in made.sources for need in source.drawn)
     origin.seals()
     absent: list[int] = []
     regions = Regions(shards.root.constants)
@@ -71,24 +77,28 @@ def compare(shards: Shards, origin: Source, workers: int, meter: Meter) -> list[
             yield _Hands(source, held, np.empty(BLOCK, np.uint8))
             source.prove()
 
+    def convert(hands: _Hands, matrix: Matrix) -> None:
+        failures.extend(recompute(matrix, shards, made, hands.source, hands.shards, hands.held))
+
     def work(hands: _Hands, number: int) -> None:
         holders = shards.holders(checkpoint.names[number])
         constants = regions.of(checkpoint.names[number])
         if holders or constants:
             failures.extend(_tensor(hands, shards, checkpoint, number, holders, constants))
-        else:
+        elif checkpoint.names[number] not in made.drawn:
             absent.append(number)
         meter.add(int(checkpoint.sizes[number]))
 
     numbers = range(len(checkpoint))
     dealt = Runs(numbers, checkpoint.sizes[: len(numbers)].tolist(), workers) if origin.sequential else numbers
     run_all(dealt, worker, work, workers)
+    run_all(made.matrices, worker, convert, workers)
     origin.unchanged()
     failures += _padding(shards)
     return failures if shards.root.partial is not None else [*failures, *_skipped(shards, checkpoint, sorted(absent))]
 
 
-def _claims(shards: Shards, checkpoint: Checkpoint) -> Iterator[Failure]:
+def _claims(shards: Shards, checkpoint: Checkpoint, made: Mapping[str, Kind]) -> Iterator[Failure]:
     """Files that the checkpoint has otherwise; pieces that name no stored tensor, or one of another type or shape."""
     files = {file.name: (file.size, file.header_digest) for file in checkpoint.files}
     for stated in shards.root.source.files:
@@ -103,7 +113,13 @@ def _claims(shards: Shards, checkpoint: Checkpoint) -> Iterator[Failure]:
                 kinds: dict[tuple[str, tuple[int, ...]], None] = {}
                 for name in names:
                     number = checkpoint.numbers.get(name)
-                    if number is None:
+                    if piece.converted is not None:
+                        if name in made:
+                            kinds[made[name]] = None
+                        else:
+                            said = f"claims to hold {name} converted, which the plan doesn't make"
+                            yield Failure(manifest.file, tensor.name, said)
+                    elif number is None:
                         yield Failure(manifest.file, tensor.name, f"claims to hold {name}, which the checkpoint lacks")
                     else:
                         kinds[checkpoint.dtypes[number], checkpoint.shapes[number]] = None

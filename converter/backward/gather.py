@@ -38,6 +38,9 @@ class Held:
     """Number of the expert in the stack; None where the tensor isn't stacked."""
 
 
+_ByPattern = dict[str, list[tuple[int, ManifestTensor, Piece]]]
+
+
 class Shards:
     """A finished output, opened to be read back: its manifests, and who holds what."""
 
@@ -45,25 +48,29 @@ class Shards:
         """`manifests` are those of root.files, where they have been read already."""
         self.out, self.root = out, root
         self.manifests = manifests or [read_shard_manifest(out, file.name, root) for file in root.files]
-        self._by_pattern: dict[str, list[tuple[int, ManifestTensor, Piece]]] = {}
+        self._stored: _ByPattern = {}
+        self._converted: _ByPattern = {}
         for number, manifest in enumerate(self.manifests):
             for tensor in manifest.tensors:
                 for piece in tensor.sources:
-                    self._by_pattern.setdefault(piece.tensor, []).append((number, tensor, piece))
+                    held = self._stored if piece.converted is None else self._converted
+                    held.setdefault(piece.tensor, []).append((number, tensor, piece))
 
-    def patterns(self) -> list[str]:
-        """Every stored name or pattern that the shards hold."""
-        return list(self._by_pattern)
+    @property
+    def converted(self) -> bool:
+        """Whether the precision of some of it was changed."""
+        return bool(self._converted)
 
-    def holders(self, name: str) -> list[Held]:
-        """Every shard tensor that holds some of the stored tensor `name`; all replicas."""
-        found = [Held(file, t, piece, None) for file, t, piece in self._by_pattern.get(name, ()) if not piece.experts]
+    def holders(self, name: str, converted: bool = False) -> list[Held]:
+        """Every shard tensor that holds some of the stored tensor `name`, or of one that was made; all replicas."""
+        by_pattern = self._converted if converted else self._stored
+        found = [Held(file, t, piece, None) for file, t, piece in by_pattern.get(name, ()) if not piece.experts]
         for match in NUMBER.finditer(name):
             pattern = f"{name[: match.start()]}{{expert}}{name[match.end() :]}"
-            for file, tensor, piece in self._by_pattern.get(pattern, ()):
+            for file, tensor, piece in by_pattern.get(pattern, ()):
                 ids = piece.experts or ()
                 found += [Held(file, tensor, piece, n) for n, held in enumerate(ids) if str(held) == match.group()]
-        for file, tensor, piece in self._by_pattern.get(name, ()):
+        for file, tensor, piece in by_pattern.get(name, ()):
             for n, expert in enumerate(piece.experts or ()):  # one stored tensor stacks them: each is an entry of it
                 entry = replace(piece, cuts=(Cut(((expert, expert + 1),)), *piece.cuts), at=(0, *piece.at))
                 found.append(Held(file, tensor, entry, n))

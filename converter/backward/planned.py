@@ -10,12 +10,13 @@ from collections.abc import Iterator
 
 from converter.backward.gather import Shards
 from converter.findings import Failure
+from converter.forward.manifests import piece_of
 from converter.output.carry import FAMILY, PLAN, SOURCE
 from converter.sources.source import Source
 from converter.streams.hashing import file_digest
 from shard_plans.documents.manifest import ROOT
 from shard_plans.documents.plan import read_plan
-from shard_plans.documents.shard_manifest import ManifestTensor, Piece, ShardManifest
+from shard_plans.documents.shard_manifest import ManifestTensor, ShardManifest
 from shard_plans.errors import ReshardError
 from shard_plans.families.binding import bind
 from shard_plans.families.family import read_family
@@ -81,7 +82,7 @@ def _difference(stated: ManifestTensor, wanted: ShardTensor) -> str | None:
         ours, theirs = getattr(stated, what), getattr(wanted, what)
         if ours != theirs:
             return f"has the {what} {ours}, the plan makes it {theirs}"
-    pieces = tuple(Piece(source.pattern, source.experts, source.cuts, source.at) for source in wanted.sources)
+    pieces = tuple(piece_of(source, wanted.part, {}) for source in wanted.sources)
     if len(stated.sources) != len(pieces):
         return f"is said to be made of {len(stated.sources)} sources, the plan makes it of {len(pieces)}"
     for ours, theirs in zip(stated.sources, pieces, strict=True):

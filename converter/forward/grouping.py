@@ -58,6 +58,11 @@ class Group:
     """Those stored tensors; where experts are stacked, all of the first expert, then all of the second, ..."""
     targets: tuple[Target, ...]
 
+    @property
+    def converted(self) -> bool:
+        """Whether precision changes on the way."""
+        return any(source.converted is not None for target in self.targets for source in target.sources)
+
 
 def is_stacked(tensor: ShardTensor) -> bool:
     """Whether the first dimension of the tensor counts experts."""
@@ -117,6 +122,9 @@ def _problems(tensor: ShardTensor, sources: Sequence[Source], checkpoint: Checkp
                 yield f"{source.pattern} is number {numbers.max()} of {len(checkpoint.shapes)} stored tensors"
                 return
             for kind in {(checkpoint.dtypes[n], checkpoint.shapes[n]) for n in numbers.tolist()}:
+                if source.converted is not None:
+                    made = next(p for p in source.converted.parts if p.kind == tensor.part)
+                    kind = made.dtype, made.shape
                 yield from _misfits(source, kind[0], kind[1], tensor.dtype)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from converter.forward.shard_file import FileLayout
 from converter.output.folder import Identity
+from converter.precision.errors import Errors
 from converter.sources.source import Source
 from converter.streams.hashing import Digest, hash_bytes
+from shard_plans.documents.converted import Converted, MatrixErrors, rounded
 from shard_plans.documents.manifest import (
     CarriedFile,
     ConstantRegion,
@@ -22,6 +24,7 @@ from shard_plans.documents.manifest import (
 )
 from shard_plans.documents.plan import Plan
 from shard_plans.placement.shards import Placement
+from shard_plans.placement.shards import Source as PartSource
 
 
 def manifest_name(shard: str) -> str:
@@ -29,8 +32,10 @@ def manifest_name(shard: str) -> str:
     return shard.removesuffix(".safetensors") + ".json"
 
 
-def shard_manifest(layout: FileLayout, identity: Identity, digests: Sequence[Digest]) -> ShardManifest:
-    """The manifest of a shard file, from the digests of its tensors."""
+def shard_manifest(
+    layout: FileLayout, identity: Identity, digests: Sequence[Digest], errors: Mapping[int, Errors]
+) -> ShardManifest:
+    """The manifest of a shard file, from the digests of its tensors and the errors of the matrices converted."""
     return ShardManifest(
         layout.file.name, layout.file.place, identity.plan, identity.source, layout.size, len(layout.header),
         hash_bytes(layout.header),
@@ -38,12 +43,31 @@ def shard_manifest(layout: FileLayout, identity: Identity, digests: Sequence[Dig
             ManifestTensor(
                 tensor.name, tensor.dtype, tensor.shape, offset, tensor.nbytes, tensor.format, tensor.part,
                 tensor.block, digest.xxh3, digest.chunks,
-                tuple(Piece(source.pattern, source.experts, source.cuts, source.at) for source in tensor.sources),
+                tuple(piece_of(source, tensor.part, errors) for source in tensor.sources),
                 tensor.fill,
             )
             for tensor, offset, digest in zip(layout.file.tensors, layout.offsets, digests, strict=True)
         ),
     )  # fmt: skip
+
+
+def piece_of(source: PartSource, part: str, errors: Mapping[int, Errors]) -> Piece:
+    """A source as the manifest records it; the errors go with the values, as far as they are known."""
+    if source.converted is None or source.converted.source is None:
+        return Piece(source.pattern, source.experts, source.cuts, source.at)
+    stored = source.converted.source
+    numbers = source.tensors.tolist() if part == "values" else ()
+    known = tuple(matrix_figures(errors[number]) for number in numbers if number in errors)
+    word = stored.format.name if stored.format is not None else stored.parts[0].dtype
+    made = Converted(word, tuple(part.pattern for part in stored.parts), known)
+    return Piece(source.pattern, source.experts, source.cuts, source.at, made)
+
+
+def matrix_figures(errors: Errors) -> MatrixErrors:
+    """The errors of a matrix as a manifest states them."""
+    return MatrixErrors(
+        rounded(errors.largest), rounded(errors.mean), rounded(errors.cosine), errors.nan, errors.infinite
+    )
 
 
 def root_manifest(

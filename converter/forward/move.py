@@ -11,11 +11,13 @@ from heapq import heappop, heappush
 from pathlib import Path
 
 from converter.forward.batches import merged, read_whole
+from converter.forward.recode_units import RecodeUnit
 from converter.forward.scatter import scatter
 from converter.forward.shard_file import FileLayout
 from converter.forward.units import Slice, Unit
 from converter.output.journal import Journal
 from converter.output.partial import PARTIAL, partial_path, sync
+from converter.precision.errors import Errors, unpack
 from converter.sources.source import Source, StoredReader
 from converter.streams.buffers import Bytes
 from converter.streams.hashing import CHUNK, Digest, TensorHash, whole_digest
@@ -32,7 +34,7 @@ PROVE = 16
 
 
 @dataclass(slots=True)
-class _Hands:
+class Hands:
     """What one worker thread holds."""
 
     reader: StoredReader
@@ -49,13 +51,15 @@ class Move:
         self,
         source: Source,
         layouts: Sequence[FileLayout],
-        units: Sequence[Unit],
+        copied: Sequence[Unit],
+        converted: Sequence[RecodeUnit],
         out: Path,
         journal: Journal,
         meter: Meter,
         buffer: int,
     ) -> None:
-        self.source, self.checkpoint, self.layouts, self.units = source, source.checkpoint, layouts, units
+        self.source, self.checkpoint, self.layouts, self.copied = source, source.checkpoint, layouts, copied
+        self.units: Sequence[Unit | RecodeUnit] = [*copied, *converted]
         self.out, self.journal, self.meter, self.buffer = out, journal, meter, buffer
         self.bytes_read = self.bytes_written = self.bytes_kept = 0
         self._chunks: dict[tuple[int, int], bytearray] = {}
@@ -63,6 +67,8 @@ class Move:
         for layout_number, layout in enumerate(layouts):
             for index, tensor in enumerate(layout.file.tensors):
                 self._chunks[layout_number, index] = bytearray(16 * max(1, -(-tensor.nbytes // CHUNK)))
+        self.errors: dict[int, list[Errors]] = {}
+        """What converting cost, by the number of the unit, for each matrix of it."""
         self._pending: dict[int, bytes] = {}
         self._committing = threading.Lock()
         self._committed = time.monotonic()
@@ -88,34 +94,34 @@ class Move:
         unit, stated = self.units[number], memoryview(found[number])
         for part in unit.slices:
             name, start = self.layouts[part.target.file].file.name + PARTIAL, part.target.start
-            for first in range(part.start, max(part.stop, part.start + 1), CHUNK):
+            for first, last in part.pieces():
                 state = TensorHash()
-                state.update(reader.fetch(name, start + first, min(CHUNK, part.stop - first)))
+                state.update(reader.fetch(name, start + first, last - first))
                 if state.chunks() != stated[:16]:
                     return
                 stated = stated[16:]
-        if len(stated):
+        if len(stated) != unit.extra:
             return
-        self._keep(unit, found[number])
+        self._keep(number, found[number])
         with self.meter.lock:
             good.add(number)
             self.bytes_kept += unit.nbytes
         self.meter.add(unit.nbytes)
 
     @contextmanager
-    def worker(self) -> Iterator[_Hands]:
+    def worker(self) -> Iterator[Hands]:
         """A reader, a writer and memory for one thread."""
         with self.source.reader(self.buffer) as reader, Writer(self.out) as writer:
-            hands = _Hands(reader, writer, Staging(self.buffer))
+            hands = Hands(reader, writer, Staging(self.buffer))
             yield hands
-            self._prove(hands, True)
+            self.prove(hands, True)
         with self.meter.lock:
             self.bytes_read += reader.bytes_read
             self.bytes_written += writer.bytes_written
 
-    def batch(self, hands: _Hands, numbers: Sequence[int]) -> None:
+    def batch(self, hands: Hands, numbers: Sequence[int]) -> None:
         """Read what these units draw on, in the order of the file; write and hash their stretches."""
-        units = [self.units[number] for number in numbers]
+        units = [self.copied[number] for number in numbers]
         parts = [part for unit in units for part in unit.slices]
         rooms = iter(hands.staging.shares([part.stop - part.start for part in parts]))
         wanted: dict[int, list[tuple[int, int]]] = {}
@@ -130,7 +136,7 @@ class Move:
         turns: list[tuple[tuple[int, int], int]] = [((-1, 0), order) for order in range(len(units))]
         sinks, steps = [], []
         for unit in units:
-            sinks.append([self._sink(hands, part, next(rooms)) for part in unit.slices])
+            sinks.append([self.sink(hands, part, next(rooms)) for part in unit.slices])
             steps.append(scatter(unit, sinks[-1], self.checkpoint, fetch, self.buffer))
         while turns:
             _, order = heappop(turns)
@@ -139,13 +145,15 @@ class Move:
                 heappush(turns, (place, order))
             else:
                 hands.held[numbers[order]] = b"".join(sink.finish() for sink in sinks[order])
-                self._prove(hands)
+                self.prove(hands)
         hands.reader.forget()
 
-    def _sink(self, hands: _Hands, part: Slice, room: Bytes) -> Sink:
-        return Sink(hands.writer, self._name(part), part.target.start + part.start, room, self.meter.add)
+    def sink(self, hands: Hands, part: Slice, room: Bytes) -> Sink:
+        """Where the bytes of a stretch go."""
+        start = part.target.start + part.start
+        return Sink(hands.writer, self.partial_name(part.target.file), start, room, self.meter.add, part.start)
 
-    def _prove(self, hands: _Hands, last: bool = False) -> None:
+    def prove(self, hands: Hands, last: bool = False) -> None:
         """Take as done what a worker has written, once what it was made of is known to be undamaged."""
         unproven = hands.reader.unproven
         if unproven and not last and sum(self.units[number].nbytes for number in hands.held) < PROVE * unproven:
@@ -153,11 +161,11 @@ class Move:
         if unproven:
             hands.reader.prove()
         while hands.held:
-            self._done(*hands.held.popitem())
+            self.done(*hands.held.popitem())
 
-    def _done(self, number: int, digests: bytes) -> None:
+    def done(self, number: int, digests: bytes) -> None:
         """The unit's bytes are written: they will be vouched for when they are on the disk."""
-        self._keep(self.units[number], digests)
+        self._keep(number, digests)
         with self.meter.lock:
             self._pending[number] = digests
         if time.monotonic() - self._committed >= COMMIT and self._committing.acquire(blocking=False):
@@ -190,15 +198,21 @@ class Move:
         self.journal.add(taken)
         self._committed = time.monotonic()
 
-    def _name(self, part: Slice) -> str:
-        return self.layouts[part.target.file].file.name + PARTIAL
+    def partial_name(self, file: int) -> str:
+        """What the file is called until it is whole."""
+        return self.layouts[file].file.name + PARTIAL
 
-    def _keep(self, unit: Unit, digests: bytes) -> None:
-        """Put the digests of the unit's chunks where they belong in those of their tensors."""
-        place = 0
+    def _keep(self, number: int, digests: bytes) -> None:
+        """Put the digests of the unit's chunks where they belong in those of their tensors, and keep its errors."""
+        unit, place = self.units[number], 0
         for part in unit.slices:
-            count = max(1, -(-(part.stop - part.start) // CHUNK))
-            first = part.start // CHUNK
-            held = self._chunks[part.target.file, part.target.index]
-            held[16 * first : 16 * (first + count)] = digests[16 * place : 16 * (place + count)]
-            place += count
+            for first, last in part.pieces():
+                if part.whole_chunk(first, last):
+                    self.keep_chunk(part.target.file, part.target.index, first // CHUNK, digests[place : place + 16])
+                place += 16
+        if unit.extra:
+            self.errors[number] = unpack(digests[place:])
+
+    def keep_chunk(self, file: int, index: int, chunk: int, digest: bytes) -> None:
+        """The digest of a chunk of a tensor."""
+        self._chunks[file, index][16 * chunk : 16 * chunk + 16] = digest

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from converter.forward.batches import make_batches
+from converter.forward.conversion import convert_unit, hash_chunk, matrix_errors, shared_chunks
 from converter.forward.grouping import make_groups
 from converter.forward.manifests import manifest_name, shard_manifest
 from converter.forward.move import Move
+from converter.forward.recode_units import RecodeUnit, make_recode_units
 from converter.forward.shard_file import FileLayout
-from converter.forward.units import make_units, units_digest
+from converter.forward.units import Unit, make_units, units_digest
 from converter.output.folder import OutputFolder
 from converter.output.journal import Journal, head
 from converter.output.partial import allocated, check_space, reserve_again, sync
@@ -49,7 +51,10 @@ def make_part(
     Raises SourceChanged where the checkpoint isn't what it was when this began, and what else `convert` raises.
     """
     checkpoint, out, names = source.checkpoint, output.path, [layout.file.name for layout in layouts]
-    units = make_units(make_groups(layouts, checkpoint), checkpoint)
+    groups = make_groups(layouts, checkpoint)
+    copied = make_units([group for group in groups if not group.converted], checkpoint)
+    converted = make_recode_units([group for group in groups if group.converted])
+    units: list[Unit | RecodeUnit] = [*copied, *converted]
     journal = Journal(
         output.journal, head(str(output.identity), units_digest(units), hash_bytes(family.encode()), source.seals())
     )
@@ -61,14 +66,16 @@ def make_part(
             reserve_again(out, layout.file.name, layout.size)
         sync(out)  # so that what the journal will vouch for can be found
         meter = Meter(sum(unit.nbytes for unit in units), progress)
-        move = Move(source, layouts, units, out, journal, meter, buffer)
+        move = Move(source, layouts, copied, converted, out, journal, meter, buffer)
         _move(move, found, workers)
         source.unchanged()
+        errors = matrix_errors(move)
         files = []
         for number, layout in enumerate(layouts):
             digests = [move.digest(number, index) for index in range(len(layout.file.tensors))]
             name = manifest_name(layout.file.name)
-            _, digest = output.write(name, format_shard_manifest(shard_manifest(layout, output.identity, digests)))
+            manifest = shard_manifest(layout, output.identity, digests, errors)
+            _, digest = output.write(name, format_shard_manifest(manifest))
             files.append(ManifestFile(layout.file.name, name, layout.size, digest))
     except BaseException:
         output.keep = output.keep or journal.entries > 0
@@ -85,12 +92,16 @@ def _move(move: Move, found: Mapping[int, bytes], workers: int) -> None:
     known = [number for number in sorted(found) if number < len(move.units)]
     run_all(known, move.verifier, lambda reader, number: move.verify(found, good, reader, number), workers)
     move.write_headers()
-    left = [number for number in range(len(move.units)) if number not in good]
+    left = [number for number in range(len(move.copied)) if number not in good]
+    convert = [number for number in range(len(move.copied), len(move.units)) if number not in good]
     try:
-        batches = make_batches(move.units, left, move.checkpoint, move.buffer)
+        batches = make_batches(move.copied, left, move.checkpoint, move.buffer)
         weights = [sum(move.units[number].nbytes for number in batch) for batch in batches]
         dealt = Runs(batches, weights, workers) if move.source.sequential else batches
         run_all(dealt, move.worker, move.batch, workers)
+        run_all(convert, move.worker, lambda hands, number: convert_unit(move, hands, number), workers)
+        shared = shared_chunks(move)
+        run_all(shared, move.verifier, lambda reader, chunk: hash_chunk(move, reader, chunk), workers)
     except BaseException:
         move.finish(failed=True)
         raise

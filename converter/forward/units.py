@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 
@@ -24,11 +25,31 @@ UNIT = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A stretch of a shard tensor, in bytes of the tensor; it begins at a chunk."""
+    """A stretch of a shard tensor, in bytes of the tensor; it begins at a chunk unless precision changes."""
 
     target: Target
     start: int
     stop: int
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """The stretch cut at the borders of the tensor's chunks; one empty piece where it is empty."""
+        first = self.start
+        while first < self.stop or first == self.start == self.stop:
+            last = min(first - first % CHUNK + CHUNK, self.stop)
+            yield first, last
+            first = last + (last == first)
+
+    def whole_chunk(self, first: int, last: int) -> bool:
+        """Whether a piece is all of a chunk."""
+        return first % CHUNK == 0 and (last % CHUNK == 0 or last == self.target.tensor.nbytes)
+
+
+class HasSlices(Protocol):
+    """A unit of any kind."""
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """What it writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +69,11 @@ class Unit:
         return sum(part.stop - part.start for part in self.slices)
 
     @property
+    def extra(self) -> int:
+        """Bytes behind the digests of its entry in the journal."""
+        return 0
+
+    @property
     def members(self) -> int:
         """Stored tensors that each target, or each expert of it, is made of."""
         return max((len(part.target.sources) for part in self.slices), default=0)
@@ -64,7 +90,7 @@ def make_units(groups: Sequence[Group], checkpoint: Checkpoint, size: int | None
     return [unit for group in groups for unit in _units(group, checkpoint, size or UNIT)]
 
 
-def units_digest(units: Sequence[Unit]) -> str:
+def units_digest(units: Sequence[HasSlices]) -> str:
     """Digest of what the units are: a journal of others doesn't hold for them."""
     return canonical_digest(
         [[[part.target.file, part.target.index, part.start, part.stop] for part in unit.slices] for unit in units]

@@ -89,6 +89,11 @@ class Holdings:
         for file in root.files:
             manifest = read_shard_manifest(out, file.name, root)
             for tensor in manifest.tensors:
+                if any(piece.converted for piece in tensor.sources):
+                    raise ManifestError(
+                        f"{out} holds {tensor.name} in another precision than its checkpoint (--weights), so it can't "
+                        f"stand for it; start from the checkpoint"
+                    )
                 try:
                     self._add(manifest, tensor)
                 except ManifestError as error:

@@ -70,7 +70,7 @@ class Sharded(Source):
 
     def prepare(self, binding: Binding, placement: Placement) -> None:
         """Look whether everything that the placement draws on is held; what else is so was checked for the output."""
-        self.require((source.pattern, source) for file in placement.files for t in file.tensors for source in t.sources)
+        self.require(need for file in placement.files for t in file.tensors for s in t.sources for need in s.drawn)
 
     def require(self, needs: Iterable[tuple[str, Need]]) -> None:
         """Raise ManifestError for the first of these that the shards don't hold."""

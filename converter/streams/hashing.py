@@ -30,9 +30,10 @@ class TensorHash:
 
     __slots__ = ("_chunks", "_room", "_state", "seen")
 
-    def __init__(self) -> None:
+    def __init__(self, place: int = 0) -> None:
+        """`place` is where the bytes begin in their tensor: chunks are counted from there."""
         self._state = xxhash.xxh3_128()
-        self._room = CHUNK
+        self._room = CHUNK - place % CHUNK
         self._chunks = bytearray()
         self.seen = 0
         """Bytes so far."""

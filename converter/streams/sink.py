@@ -20,12 +20,17 @@ class Sink:
 
     __slots__ = ("_filled", "_hash", "_moved", "_name", "_place", "_room", "_writer")
 
-    def __init__(self, writer: Writer, name: str, start: int, room: Bytes, moved: Callable[[int], None]) -> None:
-        """`start` is the stretch's place in the file; `room` begins at a page and is whole pages; `moved` counts."""
+    def __init__(
+        self, writer: Writer, name: str, start: int, room: Bytes, moved: Callable[[int], None], place: int = 0
+    ) -> None:
+        """`start` is the stretch's place in the file; `room` begins at a page and is whole pages; `moved` counts.
+
+        `place` is that in its tensor, where it needn't begin with a chunk.
+        """
         self._writer, self._name, self._place = writer, name, start
         self._room, self._filled = room, 0
         self._moved = moved
-        self._hash = TensorHash()
+        self._hash = TensorHash(place)
 
     @property
     def seen(self) -> int:

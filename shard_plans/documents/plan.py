@@ -13,6 +13,7 @@ from shard_plans.documents.digests import canonical_digest
 from shard_plans.documents.plan_schema import LARGEST_SIZE, PLAN_SCHEMA
 from shard_plans.documents.yaml_text import Lines, check_schema, dump_yaml, load_yaml
 from shard_plans.errors import OutputError, PlanError
+from shard_plans.families.weights import check_weights
 from shard_plans.memory.card import named_card
 from shard_plans.memory.cluster import Cluster
 from shard_plans.memory.ledger import LedgerRow, fits, format_ledger
@@ -68,6 +69,8 @@ class Plan:
     layout: str = NATIVE
     """Names, fusion and files: whose loader reads the shards."""
     version: int = VERSION
+    weights: Mapping[str, str] = field(default_factory=dict)
+    """Group of parameters -> the format that it is stored in; the others stay as stored."""
 
     def __post_init__(self) -> None:
         """Refuse what isn't a plan."""
@@ -105,7 +108,15 @@ def _plan(data: Any, lines: Lines, what: str) -> Plan:
         PlanSource(**{"fingerprint": None, **data["checkpoint"]}), grid, _stages(data["stages"], grid, lines, what),
         _experts(data["experts"], grid, lines, what), data["mtp"], data["strict_blocks"], cluster,
         Workload(**data["workload"]) if "workload" in data else Workload(), layout=data.get("layout", NATIVE),
+        weights=_weights(data.get("weights", {}), lines, what),
     )  # fmt: skip
+
+
+def _weights(data: Mapping[str, str], lines: Lines, what: str) -> dict[str, str]:
+    try:
+        return check_weights(data)
+    except PlanError as error:
+        raise PlanError(f"{what}, line {lines[('weights',)]}: {error}") from None
 
 
 def _stages(texts: list[str | int], grid: Grid, lines: Lines, what: str) -> tuple[tuple[int, int], ...]:
@@ -171,6 +182,8 @@ def format_plan(plan: Plan) -> str:
     parts += [f"mtp: {plan.mtp}", f"strict_blocks: {'true' if plan.strict_blocks else 'false'}"]
     if plan.layout != NATIVE:
         parts.append(f"layout: {dump_yaml(plan.layout, flow=True)}")
+    if plan.weights:
+        parts.append(f"weights: {dump_yaml(dict(plan.weights), flow=True)}  # the other groups stay as stored")
     if plan.cluster is not None:
         card = plan.cluster.card
         told = {"nodes": plan.cluster.nodes, "cards": plan.cluster.cards, "card": card.name, "memory": card.memory}
@@ -236,5 +249,6 @@ def plan_digest(plan: Plan) -> str:
             "mtp": plan.mtp,
             "strict_blocks": plan.strict_blocks,
             **({} if plan.layout == NATIVE else {"layout": plan.layout}),
+            **({"weights": dict(plan.weights)} if plan.weights else {}),
         }
     )

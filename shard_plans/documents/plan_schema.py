@@ -83,6 +83,7 @@ PLAN_SCHEMA: dict[str, Any] = {
         "mtp": {"enum": ["keep", "drop"]},
         "strict_blocks": {"type": "boolean"},
         "layout": {"type": "string", "pattern": "^[a-z][a-z0-9.@-]{0,40}$", "description": "a layout's name"},
+        "weights": {"type": "object", "additionalProperties": {"type": "string"}},
         "cluster": {
             "type": "object",
             "required": ["nodes", "cards", "card", "memory"],

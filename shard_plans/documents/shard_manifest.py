@@ -12,6 +12,7 @@ import xxhash
 
 from shard_plans.checkpoints.dtypes import DTYPE_BITS
 from shard_plans.checkpoints.headers import UNPRINTABLE, brief
+from shard_plans.documents.converted import Converted, converted_entry, parse_converted
 from shard_plans.documents.digests import CHUNK, DIGEST
 from shard_plans.errors import ManifestError, PlanError
 from shard_plans.placement.experts import format_ids, parse_ids
@@ -27,7 +28,7 @@ PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 AXES = ("stage", "tp", "edp", "ep", "etp")
 MAX_IDS = 1 << 20
 """Expert ids in all different lists of a manifest together."""
-PARTS = ("values", "scale")
+PARTS = ("values", "scale", "global_scale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class Piece:
     experts: tuple[int, ...] | None
     cuts: tuple[Cut, ...]
     at: tuple[int, ...]
+    converted: Converted | None = None
+    """Where its precision was changed; `tensor` and `cuts` are then those of the converted checkpoint."""
 
     @property
     def stacked(self) -> bool:
@@ -110,6 +113,7 @@ def _tensor_entry(tensor: ManifestTensor) -> dict[str, Any]:
             "experts": None if piece.experts is None else format_ids(piece.experts),
             "cuts": [{"runs": cut.runs, "repeat": cut.repeat} for cut in piece.cuts],
             "at": piece.at,
+            **({} if piece.converted is None else {"converted": converted_entry(piece.converted)}),
         }
         for piece in tensor.sources
     ]
@@ -232,7 +236,11 @@ def _piece(entry: dict[str, Any], name: str, shape: tuple[int, ...], lists: _Lis
     for cut, start, length in zip(cuts, at, region, strict=True):
         if start + cut.length > length:
             _wrong(f"a source of tensor {name} ends at {start + cut.length} of {length}")
-    return Piece(pattern, experts, cuts, at)
+    try:
+        converted = parse_converted(entry["converted"], len(experts or (0,))) if "converted" in entry else None
+    except ValueError as error:
+        _wrong(f"tensor {name} {error}")
+    return Piece(pattern, experts, cuts, at, converted)
 
 
 def _cut(entry: dict[str, Any], name: str) -> Cut:

@@ -89,6 +89,8 @@ class _Maker:
         dims = row.dims[1:] if row.stacked else row.dims
         if row.quant == "swapped" and format is not None:
             dims = (*dims[:-2], dims[-1], dims[-2])
+        if format is not None:
+            format = format.fitted(extent(dims[-1], self.model.sizes))
         parts = tuple(self._parts(row, name, dims, format))
         facts = None
         if format is not None and format.shape_suffix is not None:
@@ -96,7 +98,8 @@ class _Maker:
         at, number = (layer.index, None) if layer is not None else (None, index)
         stage = "mtp" if layer is not None and layer.mtp else row.section.stage
         per_expert = row.per_expert or row.stacked
-        self.parameters.append(Parameter(row.role, at, number, stage, dims, format, parts, per_expert, facts))
+        made = Parameter(row.role, at, number, stage, dims, format, parts, per_expert, facts, row.quant)
+        self.parameters.append(made)
 
     def _quantised(self, row: Row, name: str) -> bool:
         module = name.removesuffix(".weight")
@@ -127,6 +130,8 @@ class _Maker:
         scale = format.scale_shape(used)
         yield self._part("values", name + format.values_suffix, format.values_dtypes[0], values, values, row)
         yield self._part("scale", name + format.scale_suffix, format.scale_dtypes[0], scale, scale, row)
+        if format.global_suffix is not None:
+            yield self._part("global_scale", name + format.global_suffix, "F32", (1,), (1,), row)
 
     def _part(self, kind: str, name: str, dtype: str, shape: tuple[int, ...], used: tuple[int, ...], row: Row) -> Part:
         """One stored tensor, one an expert, or the slices of one that stacks the experts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ _FILE = Path(__file__).parent / "tables" / "_formats.yaml"
 
 PLAIN_DTYPES = ("BF16", "F16", "F32", "F64")
 """What a parameter without a quantised format may be stored in."""
+ROW = (1, 0)
+"""A block of one whole row, whatever its length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class Format:
 
     name: str
     block: tuple[int, int]
-    """Rows and columns of values that share one scale."""
+    """Rows and columns of values that share one scale; no columns (0): a whole row does, see `fitted`."""
     values_suffix: str
     """Behind the row's name; empty where the values take the name of the plain tensor."""
     values_dtypes: tuple[str, ...]
@@ -37,11 +39,18 @@ class Format:
     shape_suffix: str | None = None
     """Of a stored tensor that repeats the rows and columns of the values; None where there is none."""
     shape_dtypes: tuple[str, ...] = ()
+    global_suffix: str | None = None
+    """Of one more scale for the whole matrix, F32 [1], by which the others are divided; None where there is none."""
+
+    def fitted(self, columns: int) -> Format:
+        """The format for values of so many columns: a scale for each row spans them all."""
+        return self if self.block[1] else replace(self, block=(self.block[0], columns))
 
     def suffixes(self) -> dict[str, str]:
         """Part of a parameter -> what stands behind its name."""
         shape = {} if self.shape_suffix is None else {"shape": self.shape_suffix}
-        return {"values": self.values_suffix, "scale": self.scale_suffix, **shape}
+        whole = {} if self.global_suffix is None else {"global_scale": self.global_suffix}
+        return {"values": self.values_suffix, "scale": self.scale_suffix, **whole, **shape}
 
     def values_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """How values of this shape are stored. ValueError where a stored element would be left half full."""
@@ -52,7 +61,8 @@ class Format:
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the scales of values of this shape."""
-        return (*shape[:-2], -(-shape[-2] // self.block[0]), -(-shape[-1] // self.block[1]))
+        tall, wide = self.block
+        return (*shape[:-2], -(-shape[-2] // tall), -(-shape[-1] // wide))
 
 
 @cache
@@ -71,6 +81,17 @@ def column_steps(name: str) -> tuple[int, ...]:
     return (pack * fold, pack) if fold > 1 else (pack,)
 
 
+def storage_format(name: str, block: tuple[int, int]) -> Format:
+    """The format `name` of the table, with blocks of this size."""
+    entry = _formats()[name]
+    values, scale, shape, whole = entry["values"], entry["scale"], entry.get("shape", {}), entry.get("global", {})
+    return Format(
+        name, block, values["suffix"], tuple(values["dtype"]), int(values.get("pack", 1)), scale["suffix"],
+        tuple(scale["dtype"]), int(values.get("fold", 1)), shape.get("suffix"), tuple(shape.get("dtype", ())),
+        whole.get("suffix"),
+    )  # fmt: skip
+
+
 def config_format(config: Mapping[str, Any]) -> Format | None:
     """The format that config.quantization_config names; None where there is no such section.
 
@@ -82,21 +103,18 @@ def config_format(config: Mapping[str, Any]) -> Format | None:
         try:
             if not evaluate(entry["when"], config):
                 continue
-            block = evaluate(entry["block"], config)
-        except MissingKey as missing:
-            if "block" in str(missing) or "group" in str(missing):
-                raise ConfigError(
-                    f"config.json: quantization_config is {name} without its block size: {missing}"
-                ) from missing
+        except MissingKey:
             continue
-        if not (isinstance(block, list) and len(block) == 2 and all(type(n) is int and 0 < n < 1 << 20 for n in block)):
+        try:
+            block = list(ROW) if entry["block"] == "row" else evaluate(entry["block"], config)
+        except MissingKey as missing:
+            raise ConfigError(
+                f"config.json: quantization_config is {name} without its block size: {missing}"
+            ) from missing
+        sizes = isinstance(block, list) and len(block) == 2 and all(type(n) is int and 0 < n < 1 << 20 for n in block)
+        if not sizes and block != list(ROW):
             raise ConfigError(f"config.json: quantisation block size {block!r}; two whole numbers above 0 are wanted")
-        values, scale, shape = entry["values"], entry["scale"], entry.get("shape", {})
-        return Format(
-            name, (block[0], block[1]), values["suffix"], tuple(values["dtype"]), int(values.get("pack", 1)),
-            scale["suffix"], tuple(scale["dtype"]), int(values.get("fold", 1)), shape.get("suffix"),
-            tuple(shape.get("dtype", ())),
-        )  # fmt: skip
+        return storage_format(name, (block[0], block[1]))
     section = config["quantization_config"]
     words = [section.get(key) for key in ("quant_method", "format")] if isinstance(section, dict) else [section]
     word = " ".join(str(word) for word in words if word is not None)

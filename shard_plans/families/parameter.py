@@ -26,7 +26,7 @@ class Part:
     """One stored tensor of a parameter, or one an expert: its values or its scales."""
 
     kind: str
-    """values or scale."""
+    """values, scale, global_scale or shape."""
     pattern: str
     """Stored name; `{expert}` is kept."""
     dtype: str
@@ -67,6 +67,10 @@ class Parameter:
     per_expert: bool
     shape: Part | None = None
     """Stored tensors that only repeat the rows and columns of the values, where the format has such."""
+    quant: bool | str = False
+    """Whether its row may be stored quantised; `swapped`: with rows and columns exchanged then."""
+    source: Parameter | None = None
+    """What is stored, where the plan stores it in another precision (placement/precision.py)."""
 
     @property
     def all_parts(self) -> tuple[Part, ...]:
@@ -82,6 +86,15 @@ class Parameter:
     def group(self) -> str:
         """The role's first word: attn, mlp, experts, ..."""
         return self.role.partition(".")[0]
+
+
+def logical_shape(parameter: Parameter) -> tuple[int, ...]:
+    """The shape of the values as numbers, whatever is packed in one stored element."""
+    shape, format = parameter.parts[0].shape, parameter.format
+    if format is None:
+        return shape
+    folded = shape[:-1] if format.fold > 1 else shape
+    return (*folded[:-1], folded[-1] * format.pack * format.fold)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +144,7 @@ def make_parameter(
     else:
         if row.quant == "swapped":
             shape, dims = (*shape[:-2], shape[-1], shape[-2]), (*dims[:-2], dims[-1], dims[-2])
+        format = format.fitted(shape[-1])
         try:
             elements = format.values_shape(shape)
         except ValueError as error:
@@ -140,28 +154,30 @@ def make_parameter(
         parts = [_part(checkpoint, "values", where, values, elements, format.values_dtypes)]
         name = names.stored_name(row, "scale", index, None)
         parts.append(_part(checkpoint, "scale", name, scale, format.scale_shape(shape), format.scale_dtypes))
-        facts = _repeated_shape(checkpoint, names, row, index, model, format)
+        if format.global_suffix is not None:
+            parts.append(_beside(checkpoint, names, row, index, model, format, "global_scale", (1,), ("F32",)))
+        if format.shape_suffix is not None:
+            facts = _beside(checkpoint, names, row, index, model, format, "shape", (2,), format.shape_dtypes)
     if row.stacked:
         parts = [replace(part, stacked=True) for part in parts]
     at, number = (layer.index, None) if layer is not None else (None, index)
     stage = "mtp" if layer is not None and layer.mtp else row.section.stage
     per_expert = row.per_expert or row.stacked
-    return Parameter(row.role, at, number, stage, dims, format, tuple(parts), per_expert, facts)
+    return Parameter(row.role, at, number, stage, dims, format, tuple(parts), per_expert, facts, row.quant)
 
 
-def _repeated_shape(
-    checkpoint: Checkpoint, names: Names, row: Row, index: int | None, model: Model, format: Format
-) -> Part | None:
-    """The stored tensors that say how large the values are."""
-    if format.shape_suffix is None:
-        return None
-    found = names.take(row, "shape", index, model)
+def _beside(
+    checkpoint: Checkpoint, names: Names, row: Row, index: int | None, model: Model, format: Format, kind: str,
+    shape: tuple[int, ...], dtypes: tuple[str, ...],
+) -> Part:  # fmt: skip
+    """A small part that the format stores beside values and scales: how large the values are, or one more scale."""
+    found = names.take(row, kind, index, model)
     if found is None:
         raise CheckpointError(
-            f"{checkpoint.folder}: tensor {names.stored_name(row, 'shape', index)} is missing; "
+            f"{checkpoint.folder}: tensor {names.stored_name(row, kind, index)} is missing; "
             f"the format {format.name} stores it beside the values"
         )
-    return _part(checkpoint, "shape", names.stored_name(row, "shape", index, None), found, (2,), format.shape_dtypes)
+    return _part(checkpoint, kind, names.stored_name(row, kind, index, None), found, shape, dtypes)
 
 
 def _stored_shape(checkpoint: Checkpoint, dims: tuple[Dim, ...], values: Numbers, model: Model) -> tuple[int, ...]:

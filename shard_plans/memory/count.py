@@ -39,7 +39,7 @@ def ledger(payload: Payload, plan: Plan) -> tuple[LedgerRow, ...]:
 
 def with_ledger(plan: Plan, binding: Binding) -> Plan:
     """The plan with its ledger computed."""
-    return replace(plan, ledger=ledger(Payload(binding, plan.strict_blocks), plan))
+    return replace(plan, ledger=ledger(Payload(binding, plan.strict_blocks, plan.weights), plan))
 
 
 def rank_items(payload: Payload, plan: Plan, rank: int) -> tuple[Item, ...]:

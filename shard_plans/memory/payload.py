@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from shard_plans.checkpoints.dtypes import DTYPE_BITS
 from shard_plans.documents.plan import Plan
@@ -12,6 +12,7 @@ from shard_plans.families.binding import Binding
 from shard_plans.families.dims import Share
 from shard_plans.families.parameter import Parameter
 from shard_plans.placement.cuts import Cutter
+from shard_plans.placement.precision import in_precision
 
 Key = tuple[object, ...]
 Counts = tuple[tuple[Key, int], ...]
@@ -20,9 +21,10 @@ Counts = tuple[tuple[Key, int], ...]
 class Payload:
     """Bytes of a binding's layers under any parallel sizes; agrees to the byte with what `place` lays out."""
 
-    def __init__(self, binding: Binding, strict_blocks: bool = False) -> None:
-        """`strict_blocks` makes every cut inside a quantisation block a PlanError."""
-        self.binding = binding
+    def __init__(self, binding: Binding, strict_blocks: bool = False, weights: Mapping[str, str] | None = None) -> None:
+        """`strict_blocks` makes every cut inside a quantisation block a PlanError; `weights` are those of the plan."""
+        self.weights = dict(weights or {})
+        self.binding = binding = in_precision(binding, self.weights)
         self.strict_blocks = strict_blocks
         self._cutter = Cutter(binding.model, binding.family.uneven, strict_blocks)
         self._examples: dict[Key, Parameter] = {}

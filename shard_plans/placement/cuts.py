@@ -10,7 +10,7 @@ from itertools import pairwise
 from shard_plans.errors import PlanError
 from shard_plans.families.dims import Dim, Share, Taken, extent, take
 from shard_plans.families.model import Model
-from shard_plans.families.parameter import Parameter, Part
+from shard_plans.families.parameter import Parameter, Part, logical_shape
 from shard_plans.placement.shards import Cut
 
 
@@ -59,12 +59,7 @@ class Cutter:
             taken = [take(dim, self.model.sizes, self.uneven, shares) for dim in parameter.dims]
             if parameter.format is not None:
                 _refuse_padding(parameter, taken)
-            self._known[key] = tuple(
-                _values(taken, parameter)
-                if part.kind == "values"
-                else _scale(taken, parameter.block or (1, 1), block or (1, 1))
-                for part in parameter.parts
-            )
+            self._known[key] = tuple(_part(part.kind, taken, parameter, block or (1, 1)) for part in parameter.parts)
         parts = zip(parameter.parts, self._known[key], strict=True)
         return ParameterCut(tuple(PartCut(part, cuts, shape) for part, (cuts, shape) in parts), self._blocks[key])
 
@@ -77,7 +72,8 @@ class Cutter:
             stored = extent(dim, self.model.sizes)
             borders = {border for axis, _ in dim.marks if axis in shares for border in self._borders(dim, axis, shares)}
             refined.append(math.gcd(block, *(border for border in borders if border != stored)))
-        if self.strict_blocks and tuple(refined) != parameter.block:
+        rows = parameter.block == (1, logical_shape(parameter)[-1])  # a row's scale is no block to be cut inside of
+        if self.strict_blocks and tuple(refined) != parameter.block and not rows:
             raise PlanError(
                 f"{parameter.parts[0].pattern}: this plan cuts inside a quantisation block of "
                 f"{parameter.block[0]} x {parameter.block[1]} (the cuts allow {refined[0]} x {refined[1]}); "
@@ -90,6 +86,14 @@ class Cutter:
         members = [{**shares, axis: Share(index, count)} for index in range(count)]
         taken = [take(dim, self.model.sizes, self.uneven, member) for member in members]
         return {border for t in taken for run in t.runs for border in run}
+
+
+def _part(
+    kind: str, taken: list[Taken], parameter: Parameter, block: tuple[int, int]
+) -> tuple[tuple[Cut, ...], tuple[int, ...]]:
+    if kind == "global_scale":
+        return (Cut(((0, 1),)),), (1,)
+    return _values(taken, parameter) if kind == "values" else _scale(taken, parameter.block or (1, 1), block)
 
 
 def _refuse_padding(parameter: Parameter, taken: list[Taken]) -> None:

@@ -67,6 +67,8 @@ def _fusable(roles: tuple[str, ...], by_role: Mapping[str, Held]) -> bool:
     if len(members) < len(roles):
         return False
     first = members[0]
+    if len(first.cut.parts) > 2:
+        return False  # each matrix has a scale of its own
     for member in members:
         kinds = [(p.part.kind, p.part.dtype, p.shape[1:]) for p in member.cut.parts]
         if kinds != [(p.part.kind, p.part.dtype, p.shape[1:]) for p in first.cut.parts]:
@@ -91,7 +93,8 @@ def stack(members: Sequence[Held], name: Callable[[str], str]) -> list[ShardTens
             cut = member.cut.parts[number]
             ids = cut.part.tensors if member.experts is None else cut.part.tensors[list(member.experts)]
             at = (rows, *(0 for _ in cut.shape[1:]))
-            sources.append(Source(cut.part.pattern, member.experts, cut.cuts, at, ids))
+            converted = member.parameter if member.parameter.source is not None else None
+            sources.append(Source(cut.part.pattern, member.experts, cut.cuts, at, ids, converted))
             rows += cut.shape[0]
         shape = (rows, *part.shape[1:])
         if first.experts is not None:

@@ -14,6 +14,7 @@ from shard_plans.families.parameter import Parameter
 from shard_plans.placement.cuts import Cutter
 from shard_plans.placement.grid import Grid
 from shard_plans.placement.layout import Held, file_order, layer_tensors
+from shard_plans.placement.precision import in_precision
 from shard_plans.placement.shards import Constant, Placement, ShardFile, ShardTensor, Skipped
 
 
@@ -24,6 +25,7 @@ def place(binding: Binding, plan: Plan) -> Placement:
     experts don't cover it.
     """
     grid = plan.grid
+    binding = in_precision(binding, plan.weights)
     check_divides(binding, grid)
     cutter = Cutter(binding.model, binding.family.uneven, plan.strict_blocks)
     files: list[ShardFile] = []
@@ -104,7 +106,7 @@ def skipped(binding: Binding, plan: Plan) -> tuple[Skipped, ...]:
     if plan.mtp == "keep":
         return ()
     reason = "multi-token-prediction layer left out by --mtp drop"
-    parameters = [parameter for parameter in binding.parameters if parameter.stage == "mtp"]
+    parameters = [p.source or p for p in binding.parameters if p.stage == "mtp"]
     return tuple(Skipped(part.pattern, part.stored, part.nbytes, reason) for p in parameters for part in p.all_parts)
 
 

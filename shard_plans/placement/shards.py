@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from shard_plans.checkpoints.dtypes import DTYPE_BITS
+from shard_plans.families.parameter import Parameter
 from shard_plans.placement.grid import Coordinate
 
 
@@ -41,6 +42,22 @@ class Source:
     """Where the region starts in the target, without the stacked dimension."""
     tensors: np.ndarray[Any, np.dtype[np.int64]] = field(compare=False, repr=False)
     """Rows of the checkpoint: one tensor, or one an expert (a tensor, or a slice of one that stacks the experts)."""
+    converted: Parameter | None = field(default=None, compare=False, repr=False)
+    """The parameter that this is a part of, where it is stored in another precision than the checkpoint's. The pattern
+    and cuts are then those of the converted checkpoint; `tensors` are the values that are converted."""
+
+    @property
+    def drawn(self) -> tuple[tuple[str, Source], ...]:
+        """What is read for it: itself, or where precision changes all parts of the parameter as stored, whole."""
+        if self.converted is None or self.converted.source is None:
+            return ((self.pattern, self),)
+        return tuple(
+            (
+                part.pattern,
+                Source(part.pattern, self.experts, tuple(Cut(((0, size),)) for size in part.shape), (), part.tensors),
+            )
+            for part in self.converted.source.parts
+        )
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -61,7 +78,7 @@ class ShardTensor:
     format: str | None = None
     """Quantised storage format (`fp8_block`); None where the values are plain."""
     part: str = "values"
-    """Which part of the parameter this is: values or scale."""
+    """Which part of the parameter this is: values, scale or global_scale."""
     block: tuple[int, int] | None = None
     """Rows and columns of values that share one scale, after refinement; the same on values and scale."""
     fill: float | None = None

@@ -29,7 +29,9 @@ def finished(
         experts = ExpertPlacement(contiguous(count, chosen.grid.ep)) if count else ExpertPlacement()
     source = plan_source(payload.binding)
     strict = payload.strict_blocks
-    plan = Plan(source, chosen.grid, chosen.stages, experts, mtp, strict, cluster, workload)
+    plan = Plan(
+        source, chosen.grid, chosen.stages, experts, mtp, strict, cluster, workload, weights=payload.weights
+    )  # fmt: skip
     rows = ledger(payload, plan)  # without a cluster too, so that cuts that aren't possible are refused here
     return plan if cluster is None else replace(plan, ledger=rows)
 

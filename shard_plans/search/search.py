@@ -38,6 +38,7 @@ def explore(
     expert_load: ExpertLoad | None = None,
     redundant: int | None = None,
     advise: bool = True,
+    weights: Mapping[str, str] | None = None,
 ) -> Found:
     """The best plan on `cluster` for `goal`, and the others; where none fits, the closest (plan.fits is False).
 
@@ -55,8 +56,8 @@ def explore(
     if redundant is not None and not 0 <= redundant <= 8 * experts:
         raise PlanError(f"{redundant} redundant experts; 0 to {8 * experts}, eight times the model's, are possible")
     dealer = Dealer(experts, expert_load, cluster, redundant) if expert_load is not None else None
-    payload = Payload(binding, strict_blocks)
-    space = Space(binding, payload, cluster, workload or Workload(), mtp, fixed, wide, dealer)
+    payload = Payload(binding, strict_blocks, weights)
+    space = Space(payload.binding, payload, cluster, workload or Workload(), mtp, fixed, wide, dealer)
     if goal == "fewest-cards" and not fixed:
         space = next((smaller for smaller in space.smaller() if smaller.fits()), space)
     if goal == "context":
@@ -72,9 +73,12 @@ def search(
     mtp: str = "keep",
     strict_blocks: bool = False,
     goal: str = "throughput",
+    weights: Mapping[str, str] | None = None,
 ) -> Plan:
     """The plan that explore finds."""
-    return explore(binding, cluster, sizes, workload, mtp, strict_blocks, goal, advise=False).plan
+    return explore(
+        binding, cluster, sizes, workload, mtp, strict_blocks, goal, advise=False, weights=weights
+    ).plan
 
 
 def make_plan(
@@ -84,12 +88,13 @@ def make_plan(
     strict_blocks: bool = False,
     workload: Workload | None = None,
     cluster: Cluster | None = None,
+    weights: Mapping[str, str] | None = None,
 ) -> Plan:
     """A plan for exactly these sizes: stages balanced by bytes, experts dealt in order, a ledger for a cluster."""
     check_divides(binding, grid)
     workload = workload or Workload()
-    payload = Payload(binding, strict_blocks)
-    outlines = Outlines(binding, payload, workload, mtp)
+    payload = Payload(binding, strict_blocks, weights)
+    outlines = Outlines(payload.binding, payload, workload, mtp)
     return finished(payload, outlines.candidate(grid, outlines.outline(grid)), cluster, workload, mtp)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,17 +36,22 @@ def converted(
     fresh: bool = False,
     part: Part = WHOLE,
     sha256: bool = False,
+    weights: Mapping[str, str] | None = None,
 ) -> ConvertResult:
     """Convert the checkpoint in `folder` into `out`, by a plan of these sizes or the plan given."""
     binding = bound(folder)
     plan = plan or make_plan(binding, sizes, mtp)
+    plan = replace(plan, weights=weights) if weights else plan
     options = ConvertOptions(ranks, fresh, part, sha256=sha256)
     return convert(binding.checkpoint, binding, plan, place(binding, plan), out, workers, progress, options)
 
 
 def small_chunks(patch: pytest.MonkeyPatch, size: int) -> None:
     """Let chunks be that small, so that tiny tensors have many."""
-    modules = ("check", "streams.hashing", "forward.move", "forward.units", "sources.holdings", "sources.proof")
+    modules = (
+        "check", "streams.hashing", "forward.move", "forward.units", "forward.conversion", "sources.holdings",
+        "sources.proof",
+    )  # fmt: skip
     for module in (*(f"converter.{name}" for name in modules), "shard_plans.documents.shard_manifest"):
         patch.setattr(f"{module}.CHUNK", size)
 

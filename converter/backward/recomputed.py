@@ -1,0 +1,138 @@
+"""What the plan converts, made again from the checkpoint and compared with the shards, errors included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from converter.backward.gather import BLOCK, Array, Held, Shards, overlap, pick, put, whole
+from converter.findings import Failure
+from converter.forward.manifests import matrix_figures
+from converter.output.carry import FAMILY, PLAN
+from converter.precision.errors import Errors
+from converter.precision.matrix import Band, Matrix, Reads
+from converter.streams.reading import Reader
+from shard_plans.checkpoints.checkpoint import Checkpoint
+from shard_plans.documents.manifest import ROOT
+from shard_plans.documents.plan import read_plan
+from shard_plans.families.binding import bind
+from shard_plans.families.family import read_family
+from shard_plans.families.parameter import Part
+from shard_plans.placement.precision import in_precision
+from shard_plans.placement.shards import Source
+
+Kind = tuple[str, tuple[int, ...]]
+"""Type and shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversions:
+    """The matrices that an output's plan converts."""
+
+    checkpoint: Checkpoint
+    """As the family binds it: rows that the matrices mean."""
+    matrices: tuple[Matrix, ...] = ()
+    sources: tuple[Source, ...] = ()
+    """The same as sources of shard tensors, one a parameter."""
+    drawn: frozenset[str] = frozenset()
+    """Stored tensors that they are made of."""
+    kinds: dict[str, Kind] | None = None
+    """What is made, under the names that it has in the converted checkpoint."""
+
+
+def conversions(shards: Shards, checkpoint: Checkpoint) -> Conversions:
+    """Those of an output. Raises ReshardError where its documents don't describe the checkpoint."""
+    if not shards.converted:
+        return Conversions(checkpoint)
+    plan = read_plan(shards.out / PLAN)
+    binding = in_precision(bind(checkpoint, read_family(shards.out / FAMILY)), plan.weights)
+    matrices: list[Matrix] = []
+    sources: list[Source] = []
+    drawn: set[str] = set()
+    kinds: dict[str, Kind] = {}
+    for parameter in binding.parameters:
+        if parameter.source is None or (parameter.stage == "mtp" and plan.mtp == "drop"):
+            continue
+        values = parameter.parts[0]
+        count = len(values.tensors)
+        experts = tuple(range(count)) if parameter.per_expert else None
+        sources.append(Source(values.pattern, experts, (), (), values.tensors, parameter))
+        matrices += [Matrix(parameter, entry) for entry in range(count)]
+        for entry in range(count):
+            drawn.update(made_name(part, entry) for part in parameter.source.parts)
+            for part in parameter.parts:
+                kinds[made_name(part, entry)] = part.dtype, (count, *part.shape) if part.stacked else part.shape
+    return Conversions(binding.checkpoint, tuple(matrices), tuple(sources), frozenset(drawn), kinds)
+
+
+def made_name(part: Part, entry: int) -> str:
+    """The name of the tensor that holds the entry: one an expert, or one that stacks all."""
+    return part.pattern if part.stacked else part.pattern.replace("{expert}", str(entry))
+
+
+def recompute(
+    matrix: Matrix, shards: Shards, made: Conversions, source: Reads, held: Reader, buffer: Array
+) -> Iterator[Failure]:
+    """Every difference between a matrix made again and what all ranks hold of it."""
+    parts = {part.kind: part for part in matrix.parameter.parts}
+    names = {kind: made_name(part, matrix.entry) for kind, part in parts.items()}
+    holders = {kind: _of_entry(shards.holders(name, True), parts[kind], matrix) for kind, name in names.items()}
+    if not any(holders.values()) and shards.root.partial is not None:
+        return
+    wrong: set[tuple[str, int]] = set()
+    errors = Errors()
+    for band in matrix.bands(source, made.checkpoint, BLOCK):
+        errors.add(band.errors)
+        for kind, array in band.parts.items():
+            yield from _compare(shards, names[kind], kind, array, holders[kind], band, matrix, held, buffer, wrong)
+    figures = matrix_figures(errors)
+    for found in holders["values"]:
+        stated = found.piece.converted.errors if found.piece.converted is not None else ()
+        if stated and stated[found.position or 0] != figures:
+            yield Failure(
+                shards.manifests[found.file].file, found.tensor.name,
+                f"states for {names['values']} the errors {stated[found.position or 0]}, they are {figures}",
+            )  # fmt: skip
+
+
+def _of_entry(found: list[Held], part: Part, matrix: Matrix) -> list[Held]:
+    """Those that hold this expert, where one tensor stacks all of them."""
+    if not part.stacked:
+        return found
+    return [held for held in found if held.piece.cuts[0].runs == ((matrix.entry, matrix.entry + 1),)]
+
+
+def _compare(
+    shards: Shards, name: str, kind: str, array: Array, holders: list[Held], band: Band, matrix: Matrix,
+    reader: Reader, buffer: Array, wrong: set[tuple[str, int]],
+) -> Iterator[Failure]:  # fmt: skip
+    first = band.first[kind]
+    block = [(first, first + len(array)), *((0, size) for size in array.shape[1:])]
+    if next((p.stacked for p in matrix.parameter.parts if p.kind == kind), False):
+        array, block = array[None], [(matrix.entry, matrix.entry + 1), *block]
+    covered: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+    complete = False
+    for who, held in enumerate(holders):
+        found = overlap(held, block)
+        if found is None:
+            continue
+        spans, indexes = found
+        unequal = shards.read(reader, held, spans, buffer) != pick(array, indexes)
+        if unequal.any() and (kind, who) not in wrong:
+            wrong.add((kind, who))
+            at = [start + int(place) for (start, _), place in zip(spans, np.argwhere(unequal)[0], strict=True)]
+            yield Failure(
+                shards.manifests[held.file].file, held.tensor.name,
+                f"isn't what {name} becomes: {int(np.count_nonzero(unequal))} of {unequal.size} elements compared "
+                f"differ, the first at {at} of what it holds",
+            )  # fmt: skip
+        complete = complete or whole(indexes, array.shape)
+        if not complete:
+            covered = np.zeros(array.shape, np.bool_) if covered is None else covered
+            put(covered, indexes, True)
+    if shards.root.partial is None and not complete and (covered is None or not covered.all()):
+        missing = array.size - (0 if covered is None else int(np.count_nonzero(covered)))
+        yield Failure(ROOT, name, f"{missing} elements from row {first} on are in no shard")
