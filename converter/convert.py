@@ -23,7 +23,8 @@ from converter.streams.buffers import PAGE, page_down
 from converter.streams.hashing import hash_bytes
 from converter.streams.workers import Progress
 from shard_plans.checkpoints.checkpoint import Checkpoint
-from shard_plans.documents.manifest import ROOT, Manifest, format_manifest
+from shard_plans.documents.conversions import ConvertedTensor, Tally
+from shard_plans.documents.manifest import ROOT, Manifest, format_manifest, read_shard_manifest
 from shard_plans.documents.plan import Plan, format_plan, plan_digest
 from shard_plans.errors import OutputError, PlanError
 from shard_plans.families.binding import Binding
@@ -57,6 +58,8 @@ class ConvertResult:
     """Parts that aren't made yet; the root manifest is written when there are none."""
     fits: bool | None = None
     """Whether the plan's ranks fit its cards, as counted now; None without a cluster."""
+    converted: tuple[ConvertedTensor, ...] = ()
+    """Weights whose precision changed, with their errors; of the same conversion too where it lay there whole."""
 
 
 def convert(
@@ -103,7 +106,11 @@ def convert(
         output.tidy()
         _confirm(finished, source, binding, out, workers, progress)
         _sums(output, options, workers)
-        return replace(result, bytes_read=checkpoint.total_bytes, seconds=time.monotonic() - started)
+        kept = Tally()
+        kept.take(read_shard_manifest(out, file.name, finished) for file in finished.files)
+        return replace(
+            result, bytes_read=checkpoint.total_bytes, seconds=time.monotonic() - started, converted=kept.tensors()
+        )
     source.prepare(binding, placement)
     made = Made()
     with output:
@@ -123,7 +130,7 @@ def convert(
     _sums(output, options, workers)
     return replace(
         result, bytes_read=made.bytes_read, bytes_written=made.bytes_written, bytes_kept=made.bytes_kept,
-        seconds=time.monotonic() - started, missing=missing,
+        seconds=time.monotonic() - started, missing=missing, converted=made.converted,
     )  # fmt: skip
 
 

@@ -7,11 +7,13 @@ from converter.findings import CheckResult
 from converter.restore import RestoreResult
 from shard_plans.console import out, size
 from shard_plans.placement.experts import format_ids
+from shard_plans.report_precision import show_precision
 
 
 def show_convert(result: ConvertResult) -> None:
     """What was moved, and how fast."""
     console = out()
+    show_precision(result.converted)
     if result.part is not None:
         left = f"missing: parts {format_ids(result.missing)}" if result.missing else "nothing is missing"
         console.print(f"part {result.part} is made; {left}")

@@ -64,6 +64,11 @@ def restore(out: Path, folder: Path, workers: int = 4, progress: Progress | None
             )
         root = read_manifest(out)
         shards, regions = Shards(out, root), Regions(root.constants)
+        if shards.converted:
+            raise ManifestError(
+                f"{out} holds weights in another precision than its checkpoint (--weights), so that one can't be put "
+                f"together from it; --converted writes the converted checkpoint"
+            )
         check_space(folder, sum(file.size for file in root.source.files) + sum(file.size for file in root.carried))
         kinds = Kinds()
         tensors: list[StoredTensor] = []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from shard_plans.checkpoints.checkpoint import INDEX, Checkpoint, load_object, open_checkpoint
 from shard_plans.checkpoints.config_file import config_alone, read_config
+from shard_plans.documents.conversions import ConvertedTensor, Tally
 from shard_plans.documents.manifest import ROOT, Manifest, read_manifest, read_shard_manifest
 from shard_plans.documents.plan import Plan, read_plan
 from shard_plans.errors import CheckpointError, FamilyError, ReshardError
@@ -68,6 +69,10 @@ class Inspection:
     """tp, pp, dp, ep, etp and world, of a plan or an output."""
     ranks: tuple[Rank, ...] | None = None
     notes: tuple[str, ...] = field(default=())
+    weights: dict[str, str] | None = None
+    """Group -> format, of a plan or an output: what isn't kept as stored."""
+    converted: tuple[ConvertedTensor, ...] | None = None
+    """Weights of an output whose precision was changed, with the errors made."""
 
 
 def inspect(path: Path, family: Path | None = None) -> Inspection:
@@ -169,7 +174,7 @@ def _plan(path: Path, plan: Plan) -> Inspection:
     ids = {i for slots in (plan.experts.default, *plan.experts.layers.values()) for slot in slots for i in slot}
     return Inspection(
         "plan", str(path), plan.checkpoint.family, plan.checkpoint.tensors, plan.checkpoint.bytes,
-        layers=plan.stages[-1][1], experts=len(ids), parallel=_parallel(plan.grid),
+        layers=plan.stages[-1][1], experts=len(ids), parallel=_parallel(plan.grid), weights=dict(plan.weights),
     )  # fmt: skip
 
 
@@ -182,14 +187,16 @@ def _parallel(grid: Grid) -> dict[str, int]:
 def _output(path: Path) -> Inspection:
     """The tensors are those of the shard files, as written; replicas share files, so each counts once."""
     manifest = read_manifest(path)
-    rows = []
+    rows, tally = [], Tally()
     for entry in manifest.files:
-        for tensor in read_shard_manifest(path, entry.name, manifest).tensors:
-            rows.append((_native_group(tensor.name), 1, tensor.nbytes, tensor.dtype))
+        shard = read_shard_manifest(path, entry.name, manifest)
+        tally.take([shard])
+        rows += [(_native_group(tensor.name), 1, tensor.nbytes, tensor.dtype) for tensor in shard.tensors]
     plan, model, notes = _kept(path)
     found = Inspection(
         "output", str(path), manifest.family, len(rows), sum(size for _, _, size, _ in rows), groups=_groups(rows),
         parallel=_parallel(plan.grid) if plan is not None else None, ranks=_ranks(manifest), notes=notes,
+        weights=dict(plan.weights) if plan is not None else None, converted=tally.tensors(),
     )  # fmt: skip
     return _with_model(found, model) if model is not None else found
 

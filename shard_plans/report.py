@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +12,7 @@ from shard_plans.console import out, size
 from shard_plans.documents.plan import Plan
 from shard_plans.inspect import Inspection
 from shard_plans.memory.ledger import LedgerRow
+from shard_plans.report_precision import show_precision
 
 PARTS = ("weights", "kv_cache", "activations", "communication", "runtime")
 HEADS = ("ranks", "stage", "layers", "weights", "KV cache", "activ.", "comm.", "runtime", "total", "room")
@@ -31,7 +32,13 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "parallel": parallel(plan),
         "stages": [list(stage) for stage in plan.stages],
         "ranks": [asdict(row) for row in rows],
+        "weights": dict(plan.weights),
     }
+
+
+def weights_line(weights: Mapping[str, str]) -> str:
+    """Which groups of weights aren't stored as in the checkpoint."""
+    return "weights " + ", ".join(f"{group}: {name}" for group, name in weights.items())
 
 
 def show_plan(plan: Plan) -> None:
@@ -40,6 +47,8 @@ def show_plan(plan: Plan) -> None:
     named = "  ".join(f"{axis} {number}" for axis, number in sizes.items() if axis != "world")
     console.print(f"[bold]{plan.checkpoint.family}[/bold], {plan.checkpoint.tensors:,} tensors, ", end="")
     console.print(f"{size(plan.checkpoint.bytes)} -> {sizes['world']} rank{'s' * (sizes['world'] > 1)}: {named}")
+    if plan.weights:
+        console.print(weights_line(plan.weights))
     rows = plan.ledger or ()
     unit, scale = unit_of(max((row.total for row in rows), default=0))
     table = Table(box=None, pad_edge=False, title=f"{unit} a rank", title_justify="left", title_style="")
@@ -105,6 +114,8 @@ def show_inspection(found: Inspection) -> None:
     console.print(f"[bold]{found.kind}[/bold], family {found.family or 'unknown'}: " + ", ".join(words))
     if found.parallel:
         console.print("  ".join(f"{axis} {number}" for axis, number in found.parallel.items()))
+    if found.weights:
+        console.print(weights_line(found.weights))
     if found.groups:
         table = Table(box=None, pad_edge=False)
         for head in ("group", "tensors", "bytes", "stored as"):
@@ -119,3 +130,4 @@ def show_inspection(found: Inspection) -> None:
         for rank in found.ranks:
             table.add_row(str(rank.rank), str(rank.stage), size(rank.bytes), " ".join(rank.files))
         console.print(table)
+    show_precision(found.converted or ())

@@ -20,6 +20,7 @@ from converter.sources.source import Source
 from converter.streams.hashing import hash_bytes
 from converter.streams.runs import Runs
 from converter.streams.workers import Meter, Progress, run_all
+from shard_plans.documents.conversions import ConvertedTensor, Tally
 from shard_plans.documents.manifest import ManifestFile
 from shard_plans.documents.shard_manifest import format_shard_manifest
 
@@ -35,6 +36,8 @@ class Made:
     bytes_read: int = 0
     bytes_written: int = 0
     bytes_kept: int = 0
+    converted: tuple[ConvertedTensor, ...] = ()
+    """Weights whose precision changed, with their errors."""
 
 
 def make_part(
@@ -70,11 +73,12 @@ def make_part(
         _move(move, found, workers)
         source.unchanged()
         errors = matrix_errors(move)
-        files = []
+        files, tally = [], Tally()
         for number, layout in enumerate(layouts):
             digests = [move.digest(number, index) for index in range(len(layout.file.tensors))]
             name = manifest_name(layout.file.name)
             manifest = shard_manifest(layout, output.identity, digests, errors)
+            tally.take([manifest])
             _, digest = output.write(name, format_shard_manifest(manifest))
             files.append(ManifestFile(layout.file.name, name, layout.size, digest))
     except BaseException:
@@ -83,7 +87,7 @@ def make_part(
     finally:
         journal.close()
     output.keep = True
-    return Made(tuple(files), move.bytes_read, move.bytes_written, move.bytes_kept)
+    return Made(tuple(files), move.bytes_read, move.bytes_written, move.bytes_kept, tally.tensors())
 
 
 def _move(move: Move, found: Mapping[int, bytes], workers: int) -> None:

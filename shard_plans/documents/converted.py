@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,13 +74,3 @@ def _errors(entry: Any) -> MatrixErrors:
     if not all(type(n) is int and 0 <= n < 1 << 53 for n in counts):
         raise ValueError("has counts of NaN and infinities that aren't numbers")
     return MatrixErrors(float(numbers[0]), float(numbers[1]), float(numbers[2]), counts[0], counts[1])
-
-
-def worst(errors: Sequence[tuple[str, MatrixErrors]], most: int) -> list[tuple[str, MatrixErrors]]:
-    """Those whose cosine is farthest from 1, then with the largest mean error; tensors with NaN or infinities first."""
-
-    def order(item: tuple[str, MatrixErrors]) -> tuple[bool, float, float, str]:
-        name, found = item
-        return not (found.nan or found.infinite), found.cosine, -found.mean, name
-
-    return sorted(errors, key=order)[:most]
