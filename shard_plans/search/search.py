@@ -76,9 +76,7 @@ def search(
     weights: Mapping[str, str] | None = None,
 ) -> Plan:
     """The plan that explore finds."""
-    return explore(
-        binding, cluster, sizes, workload, mtp, strict_blocks, goal, advise=False, weights=weights
-    ).plan
+    return explore(binding, cluster, sizes, workload, mtp, strict_blocks, goal, advise=False, weights=weights).plan
 
 
 def make_plan(
