@@ -13,7 +13,7 @@ from shard_plans.documents.conversions import ConvertedTensor, Tally
 from shard_plans.documents.manifest import ROOT, Manifest, read_manifest, read_shard_manifest
 from shard_plans.documents.plan import Plan, read_plan
 from shard_plans.errors import CheckpointError, FamilyError, ReshardError
-from shard_plans.families.agreement import check_agreement
+from shard_plans.families.agreement import disagreements
 from shard_plans.families.binding import Binding, bind
 from shard_plans.families.config_binding import bind_config
 from shard_plans.families.family import Family, load_family, read_family
@@ -113,7 +113,7 @@ def _checkpoint(checkpoint: Checkpoint, family: Path | None) -> Inspection:
             raise
         return replace(found, notes=(str(error),))
     binding = bind(checkpoint, table)
-    return _bound(found, binding, check_agreement(binding))
+    return _bound(found, binding, disagreements(binding))
 
 
 def _bound(found: Inspection, binding: Binding, notes: tuple[str, ...] = ()) -> Inspection:

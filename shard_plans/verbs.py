@@ -13,7 +13,7 @@ from shard_plans.documents.plan import Plan, read_plan
 from shard_plans.documents.plan_check import check_plan
 from shard_plans.documents.stored import kept_family, open_stored
 from shard_plans.errors import PlanError
-from shard_plans.families.agreement import check_agreement
+from shard_plans.families.agreement import disagreements
 from shard_plans.families.binding import Binding, bind
 from shard_plans.families.config_binding import bind_config
 from shard_plans.families.family import load_family, read_family
@@ -54,15 +54,15 @@ def open_binding(checkpoint: AnyPath, family: AnyPath | None = None) -> Binding:
 def open_model(path: AnyPath | Binding, family: AnyPath | None = None) -> Binding:
     """What is to be planned for: a checkpoint's folder, or a config.json alone (the file, or the folder that holds it).
 
-    Where there are both they must agree: CheckpointError names the first weight that they store differently. What was
-    opened before is passed through.
+    Where there are both, names and shapes must agree, and the notes name the first weight that is stored in another type
+    or format than the config says. What was opened before is passed through.
     """
     if isinstance(path, Binding):
         return path
     alone = config_alone(Path(path))
     if alone is None:
         binding = open_binding(Path(path).parent if Path(path).is_file() else path, family)
-        return replace(binding, notes=(*binding.notes, *check_agreement(binding)))
+        return replace(binding, notes=(*binding.notes, *disagreements(binding)))
     config, digest = read_config(alone)
     return bind_config(config, digest, alone, load_family(config, Path(family) if family else None))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shard_plans.errors import CheckpointError
 from shard_plans.families.binding import Binding
 from shard_plans.families.config_binding import bind_config
 from shard_plans.families.parameter import Parameter, Part
@@ -47,25 +46,19 @@ def differences(binding: Binding) -> Iterator[Difference]:
                     yield Difference(_name(here), _typed(there), _typed(here), "type")
 
 
-def check_agreement(binding: Binding) -> tuple[str, ...]:
-    """Notes on weights whose plain types differ; the headers count.
-
-    Raises CheckpointError for the first weight that is quantised by the one and plain by the other: engines decide by
-    the config, so they would not load it.
+def disagreements(binding: Binding) -> tuple[str, ...]:
+    """Notes that name the first weight which is quantised by the one and plain by the other, and the first whose plain
+    type differs. What is stored counts; engines decide by the config, so such a checkpoint may not load there.
     """
-    noted: list[Difference] = []
-    for found in differences(binding):
-        if found.kind == "format":
-            raise CheckpointError(
-                f"{binding.checkpoint.folder}: {found.text}; mend quantization_config (its lists of modules that stay "
-                f"plain), or the file"
-            )
-        if found.kind == "type" and found.name.endswith((".weight", ".bias")):
-            noted.append(found)
-    if not noted:
-        return ()
-    others = f" ({len(noted)} weights differ so)" if len(noted) > 1 else ""
-    return (f"{noted[0].text}{others}; the header counts",)
+    notes = []
+    found = list(differences(binding))
+    quantised = [each for each in found if each.kind == "format"]
+    plain = [each for each in found if each.kind == "type" and each.name.endswith((".weight", ".bias"))]
+    for some, advice in ((quantised, "; quantization_config doesn't say what stays plain"), (plain, "")):
+        if some:
+            others = f" ({len(some)} weights differ so)" if len(some) > 1 else ""
+            notes.append(f"{some[0].text}{others}: the header counts{advice}")
+    return tuple(notes)
 
 
 def _name(part: Part) -> str:

@@ -84,7 +84,7 @@ class _Maker:
         if not self._wanted[id(row)]:
             return
         self.made.add(row.name)
-        name = row.name.replace(f"{{{row.hole or 'layer'}}}", str(index))
+        name = row.name_at(index, len(self.model.forward_layers))
         format = self.format if row.quant and self._quantised(row, name) else None
         dims = row.dims[1:] if row.stacked else row.dims
         if row.quant == "swapped" and format is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,9 @@ class Family:
     count: Any
     """Expression for the number of layers."""
     mtp: Mapping[str, Any]
-    """`count` (an expression) and kinds of the multi-token-prediction layers; empty where there are none."""
+    """`count` (an expression) and kinds of the multi-token-prediction layers; empty where there are none. Where they
+    have names of their own, their `prefix`, and `layer`, put behind it in the rows that other layers have too.
+    """
     kinds: Mapping[str, Mapping[str, Any]]
     """Layer kind -> value -> condition (`else` last)."""
     rows: tuple[Row, ...]
@@ -147,6 +149,16 @@ def _is_section(trail: str, key: str) -> bool:
     return trail in ("tensors / ", "blocks / ")
 
 
+def _rows(name: str, text: str, section: Section, prefix: str, mtp: Mapping[str, Any]) -> list[Row]:
+    """A line of the table as rows: two where layers for multi-token prediction have names of their own."""
+    if section.stage != "layer" or section.forward or "prefix" not in mtp:
+        return [parse_row(name, text, section, prefix)]
+    if section.mtp:
+        return [parse_row(name, text, section, mtp["prefix"], own_names=True)]
+    apart = parse_row(name, text, replace(section, mtp=True), mtp["prefix"] + mtp.get("layer", ""), own_names=True)
+    return [parse_row(name, text, replace(section, forward=True), prefix), apart]
+
+
 def parse_family(table: dict[str, Any]) -> Family:
     """A resolved table -> Family. Raises FamilyError for a row, section or word that can't be read."""
     layers = dict(table["layers"])
@@ -156,9 +168,9 @@ def parse_family(table: dict[str, Any]) -> Family:
     rows: list[Row] = []
     for text, section_rows in table["tensors"].items():
         section = parse_section(text)
-        rows += [
-            parse_row(name, row, section, table["prefix"]) for name, row in section_rows.items() if row is not None
-        ]
+        for name, row in section_rows.items():
+            if row is not None:
+                rows += _rows(name, row, section, table["prefix"], mtp)
     for kind, values in layers.items():
         if not isinstance(values, dict):
             raise FamilyError(f"family {table['family']}: layers / {kind} lists no values")

@@ -152,7 +152,7 @@ def _kinds(family: Family, config: Mapping[str, Any], index: int) -> dict[str, s
 
 
 def _mtp_kinds(family: Family) -> dict[str, str]:
-    stated = {kind: value for kind, value in family.mtp.items() if kind != "count"}
+    stated = {kind: value for kind, value in family.mtp.items() if kind not in ("count", "prefix", "layer")}
     missing = set(family.kinds) - set(stated)
     if missing:
         raise FamilyError(f"family {family.name}: layers / mtp doesn't state {', '.join(sorted(missing))}")

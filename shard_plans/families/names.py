@@ -42,6 +42,8 @@ class Names:
     unmatched: list[int]
     layers_seen: set[int]
     suffixes: dict[str, str]
+    running: int
+    """Layers that run; those for multi-token prediction follow."""
 
     def take(self, row: Row, part: str, index: int | None, model: Model) -> Numbers | None:
         """Tensor numbers in expert order; None where none is stored. CheckpointError where some experts lack it.
@@ -66,7 +68,7 @@ class Names:
 
     def stored_name(self, row: Row, part: str, index: int | None, expert: int | None = 0) -> str:
         """The name under which a part of the row is stored; without an expert its hole is kept."""
-        name = (row.name + self.suffixes[part]).replace(f"{{{row.hole or 'layer'}}}", str(index))
+        name = row.name_at(index, self.running) + self.suffixes[part]
         return name if expert is None else name.replace("{expert}", str(expert))
 
     def refuse_unmatched(self, checkpoint: Checkpoint, model: Model) -> None:
@@ -94,7 +96,7 @@ def match_names(
                 continue  # the plain name serves for both
             entry = entries.setdefault(_HOLE.sub(".#", row.name + suffix), Entry())
             entry.claims.append((row, part, tuple(_HOLE.findall(row.name + suffix))))
-    names = Names({}, [], set(), suffixes)
+    names = Names({}, [], set(), suffixes, len(model.forward_layers))
     for tensor, name in enumerate(checkpoint.names):
         found = entries.get(_NUMBER.sub(".#", name))
         if found is None or _ODD.search(name):
@@ -124,11 +126,9 @@ def _assign(
         index: int | None = None
         expert = 0
         for hole, number in zip(holes, numbers, strict=True):
-            if hole == "{layer}":
-                if number >= len(model.layers):
-                    break
-                at, index = model.layers[number], number
-                if not row.section.applies(at.kinds, at.mtp):
+            if hole in ("{layer}", "{mtp}"):
+                index = number + (names.running if hole == "{mtp}" else 0)
+                if not _applies(row, model, index):
                     break
             elif hole == "{expert}":
                 expert = number
@@ -141,6 +141,10 @@ def _assign(
             elif int(hole) != number:
                 break
         else:
+            if row.section.stage == "layer" and index is None:
+                index = names.running  # the only layer for multi-token prediction
+                if not _applies(row, model, index):
+                    continue
             if taken is not None:
                 raise CheckpointError(
                     f"tensor {checkpoint.names[tensor]} matches two rows of the family {model.family}: "
@@ -152,3 +156,7 @@ def _assign(
         return
     row, part, index, expert = taken
     names.found.setdefault((id(row), part, index), {})[expert] = tensor
+
+
+def _applies(row: Row, model: Model, index: int) -> bool:
+    return index < len(model.layers) and row.section.applies(model.layers[index].kinds, model.layers[index].mtp)

@@ -13,8 +13,8 @@ DTYPE_FLAGS = ("F32", "BF16", "F16", "I64")
 STAGES = ("first", "layer", "last", "vision")
 _ROLE = re.compile(r"[a-z_]+(\.[A-Za-z_0-9]+)*")
 _SECTION = re.compile(
-    r"(?P<stage>[a-z]+)(?P<mtp> mtp)?(?: (?P<kind>[a-z_]+)=(?P<value>[a-z_0-9]+))?(?: if (?P<condition>[^()]+))?"
-    r"(?: \([a-z ]+\))?"
+    r"(?P<stage>[a-z]+)(?P<which> mtp| running)?(?: (?P<kind>[a-z_]+)=(?P<value>[a-z_0-9]+))?"
+    r"(?: if (?P<condition>[^()]+))?(?: \([a-z ]+\))?"
 )
 MOST_DIMS = 8
 HOLE = re.compile(r"\{([a-z]+)\}")
@@ -30,10 +30,14 @@ class Section:
     kind: tuple[str, str] | None = None
     condition: str | None = None
     """The section exists only where this expression holds."""
+    forward: bool = False
+    """Only layers that run are meant: those for multi-token prediction have names of their own."""
 
     def applies(self, kinds: Mapping[str, str], mtp: bool) -> bool:
         """Whether a layer with these kinds is meant."""
-        return (mtp or not self.mtp) and (self.kind is None or kinds.get(self.kind[0]) == self.kind[1])
+        return not (self.forward if mtp else self.mtp) and (
+            self.kind is None or kinds.get(self.kind[0]) == self.kind[1]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,9 @@ class Row:
     """One stored name, or one a layer and expert."""
 
     name: str
-    """Stored name with the holes {layer} and {expert}, or one that the table names ({block})."""
+    """Stored name with the holes {layer} and {expert}, or one that the table names ({block}); {mtp} in the place of
+    {layer} counts the layers for multi-token prediction alone.
+    """
     role: str
     section: Section
     dims: tuple[Dim, ...]
@@ -77,7 +83,13 @@ class Row:
     @property
     def hole(self) -> str | None:
         """The name's hole that is neither {layer} nor {expert}: the blocks of a tower are counted in it."""
-        return next((hole for hole in HOLE.findall(self.name) if hole not in ("layer", "expert")), None)
+        return next((hole for hole in HOLE.findall(self.name) if hole not in ("layer", "mtp", "expert")), None)
+
+    def name_at(self, index: int | None, running: int) -> str:
+        """The stored name in layer or block `index`, {expert} kept; `running` layers come before those for MTP."""
+        if self.section.stage == "layer" and index is not None:
+            return self.name.replace("{layer}", str(index)).replace("{mtp}", str(index - running))
+        return self.name.replace(f"{{{self.hole}}}", str(index))
 
 
 def parse_section(text: str) -> Section:
@@ -85,14 +97,19 @@ def parse_section(text: str) -> Section:
     match = _SECTION.fullmatch(text)
     if match is None or match["stage"] not in STAGES:
         raise FamilyError(
-            f"section {text!r}: write first, last, layer, `layer mtp`, `layer KIND=VALUE` or vision, then `if EXPR`"
+            f"section {text!r}: write first, last, vision, or layer, `layer mtp`, `layer running`, perhaps KIND=VALUE, "
+            f"then `if EXPR`"
         )
     kind = (match["kind"], match["value"]) if match["kind"] else None
-    return Section(match["stage"], bool(match["mtp"]), kind, match["condition"])
+    which = match["which"]
+    return Section(match["stage"], which == " mtp", kind, match["condition"], which == " running")
 
 
-def parse_row(name: str, text: str, section: Section, prefix: str) -> Row:
-    """One line of a table. Layer sections get the table's prefix before the name."""
+def parse_row(name: str, text: str, section: Section, prefix: str, own_names: bool = False) -> Row:
+    """One line of a table. Layer sections get the prefix before the name.
+
+    `own_names`: of layers for multi-token prediction: with the hole {mtp} or, where there is but one, with none.
+    """
     head, bracket, rest = text.partition("[")
     shape, closed, flags = rest.partition("]")
     role = head.strip()
@@ -129,7 +146,7 @@ def parse_row(name: str, text: str, section: Section, prefix: str) -> Row:
     if row.get("quant") and len(dims) - dims[0].stacks < 2:
         raise FamilyError(f"row {name!r}: only a row of two dimensions or more can be quantised")
     stored = prefix + name if section.stage == "layer" else name
-    if ("{layer}" in stored) != (section.stage == "layer"):
+    if ("{layer}" in stored) != (section.stage == "layer" and not own_names):
         raise FamilyError(f"row {name!r}: the hole {{layer}} belongs in rows of a layer section, and only there")
     return Row(stored, role, section, dims, **row)  # type: ignore[arg-type]
 

@@ -12,16 +12,19 @@ from shard_plans.checkpoints.config_file import config_alone, read_config
 from shard_plans.documents.plan import format_plan, parse_plan
 from shard_plans.documents.plan_check import check_plan
 from shard_plans.errors import CheckpointError, PlanError, ReshardError
-from shard_plans.families.agreement import check_agreement, differences
+from shard_plans.families.agreement import disagreements, differences
 from shard_plans.families.binding import Binding
 from shard_plans.families.config_binding import bind_config
 from shard_plans.families.family import load_family
 from shard_plans.verbs import open_binding, open_model, plan_memory
+from tests.checkpoints.architectures import ARCHITECTURES, DEEPSEEKS
 from tests.checkpoints.variants import VARIANTS
 from tests.conftest import MakeCheckpoint
 from tests.tools import cli
 
 CONFIGS = Path(__file__).parents[1] / "checkpoints" / "configs"
+UNLIKE = {"qwen3_next", "kimi_k25_int4"}
+"""Made without the layer for multi-token prediction that published ones store; without a list of what stays plain."""
 TOTALS = {
     "kimi-k3": (497_220, 1_560_860_324_864),
     "deepseek-v3": (91_991, 688_574_839_360),
@@ -49,14 +52,15 @@ def test_totals_of_published_indexes(name: str) -> None:
     assert int(source.sizes.sum()) == source.total_bytes
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", sorted({*VARIANTS, *ARCHITECTURES, *DEEPSEEKS} - UNLIKE))
 def test_every_tensor_of_a_checkpoint_is_announced(tiny: MakeCheckpoint, name: str) -> None:
     stored = open_binding(tiny(name))
     source, made = stored.checkpoint, by_config(tiny(name) / "config.json")
     announced = dict(zip(made.source.names, zip(made.source.dtypes, made.source.shapes, strict=True), strict=True))
-    found = dict(zip(source.names, zip(source.dtypes, source.shapes, strict=True), strict=True))
+    columns = zip(source.names, source.dtypes, source.shapes, strict=False)  # slices of stacked experts lie behind
+    found = {name: (dtype, shape) for name, dtype, shape in columns}
     assert announced == found and made.source.total_bytes == source.total_bytes
-    assert not list(differences(stored)) and check_agreement(stored) == ()
+    assert not list(differences(stored)) and disagreements(stored) == ()
     assert [p.role for p in made.parameters] == [p.role for p in stored.parameters]
     assert made.model == stored.model
 
@@ -111,20 +115,22 @@ def test_the_first_difference_is_named(own_tiny: MakeCheckpoint) -> None:
     config["quantization_config"]["ignore"] = ["re:.*self_attn.*", "lm_head"]
     rewritten(folder, **config)
     message = (
-        r"tensor model.layers.0.self_attn.q_a_proj.weight is plain BF16 by config.json, "
-        r"F8_E4M3 with scales \(fp8_block\) by the file's header; mend quantization_config"
+        "tensor model.layers.0.self_attn.q_a_proj.weight is plain BF16 by config.json, "
+        "F8_E4M3 with scales (fp8_block) by the file's header (15 weights differ so): the header counts"
     )
+    assert message in open_model(folder).notes[0]
     for verb in (("plan-memory", folder, "--cluster", "1x1:80GB"), ("inspect", folder)):
-        ran = cli.run(*verb, code=2)
-        assert ran.stderr.count("\n") == 1
-    with pytest.raises(CheckpointError, match=message):
-        open_model(folder)
+        assert message in cli.run(*verb).stderr
+    assert plan_memory(folder, "1x1:80GB").ledger is not None
+    rewritten(folder, hidden_size=config["hidden_size"] * 2)
+    ran = cli.run("plan-memory", folder, "--cluster", "1x1:80GB", code=2)
+    assert "model.embed_tokens.weight has shape [256, 64], config.json makes it [256, 128]" in ran.stderr
 
 
 def test_another_plain_type_is_noted(own_tiny: MakeCheckpoint) -> None:
     folder = own_tiny("llama")
     rewritten(folder, dtype="float16", torch_dtype="float16")
-    (note,) = check_agreement(open_binding(folder))
+    (note,) = disagreements(open_binding(folder))
     assert "tensor model.embed_tokens.weight is F16 [256, 64] by config.json, BF16 [256, 64] by the file's" in note
     assert "(30 weights differ so)" in note
     ran = cli.run("plan-memory", folder, "--cluster", "1x1:80GB")

@@ -28,8 +28,9 @@ INDEXES = {
     "mixtral-8x7b": (995, 93_405_585_408),
     "gpt-oss-120b": (687, 65_248_815_744),
     "gpt-oss-20b": (459, 13_761_264_768),
+    "qwen3.5-397b": (2_924, 806_795_875_168),
 }
-"""Tensors and metadata.total_size of published model.safetensors.index.json files."""
+"""Tensors and payload bytes of published checkpoints: metadata.total_size of their index, or counted from headers."""
 UNKNOWN_TO_TRANSFORMERS = {"kimi-k3": None, "kimi-k2": "deepseek_v3", "minimax-m3": "minimax_m3_vl"}
 """model_type that transformers lacks -> one that it builds the same weights for, where there is one."""
 
