@@ -54,8 +54,8 @@ def open_binding(checkpoint: AnyPath, family: AnyPath | None = None) -> Binding:
 def open_model(path: AnyPath | Binding, family: AnyPath | None = None) -> Binding:
     """What is to be planned for: a checkpoint's folder, or a config.json alone (the file, or the folder that holds it).
 
-    Where there are both, names and shapes must agree, and the notes name the first weight that is stored in another type
-    or format than the config says. What was opened before is passed through.
+    Where there are both, names and shapes must agree, and the notes name the first weight that is stored in another
+    type or format than the config says. What was opened before is passed through.
     """
     if isinstance(path, Binding):
         return path
