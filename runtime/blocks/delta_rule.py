@@ -1,5 +1,7 @@
 """The gated delta rule of linear attention with a decay for each head and channel (Kimi Delta Attention).
 
+A decay for each head alone (Gated DeltaNet) is the same with all channels alike.
+
 A head keeps a state S [key width, value width]. At each token S fades, channel by channel of the key; what the key k
 finds in it is corrected towards the value v; the query q reads it:
 
@@ -17,6 +19,14 @@ from torch import Tensor
 
 CHUNK = 16
 """Tokens taken at once. Memory goes with its square: heads * CHUNK^2 * key width numbers."""
+
+LENGTH_EPS = 1e-6
+"""Added to the squared length of queries and keys before the root."""
+
+
+def unit_length(x: Tensor) -> Tensor:
+    """Vectors of the last dimension divided by their length."""
+    return x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + LENGTH_EPS)
 
 
 def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

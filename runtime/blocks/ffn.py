@@ -15,13 +15,21 @@ from runtime.blocks.weights import LayerWeights
 
 
 def gated(words: Mapping[str, Any], gate: Tensor, up: Tensor) -> Tensor:
-    """The activation of a gated unit by the word `act`: silu(gate) * up, or situ with `beta` and `linear_beta`.
+    """The activation of a gated unit by the word `act`.
 
-    situ bounds both factors: beta tanh(gate / beta) sigmoid(gate) * linear_beta tanh(up / linear_beta), in float32 or
-    higher.
+    `silu`: silu(gate) * up. `gpt_oss`: gate sigmoid(alpha gate) * (up + 1), and `silu_clamped`: silu(gate) * up, both
+    of gate no higher than `limit` and up between -limit and limit. `situ` bounds both factors by `beta` and
+    `linear_beta`: beta tanh(gate / beta) sigmoid(gate) * linear_beta tanh(up / linear_beta), in float32 or higher.
     """
     if words["act"] == "silu":
         return functional.silu(gate) * up
+    if words["act"] in ("gpt_oss", "silu_clamped"):
+        limit: float = words["limit"]
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        if words["act"] == "silu_clamped":
+            return functional.silu(gate) * up
+        alpha: float = words["alpha"]
+        return gate * (gate * alpha).sigmoid() * (up + 1)
     beta: float = words["beta"]
     linear: float = words["linear_beta"]
     wide = torch.promote_types(gate.dtype, torch.float32)

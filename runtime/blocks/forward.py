@@ -8,25 +8,28 @@ from __future__ import annotations
 from torch import Tensor
 
 from runtime.blocks import stream, vocabulary
-from runtime.blocks.attention import gqa
+from runtime.blocks.beside import Beside
 from runtime.blocks.cache import LayerCache
 from runtime.blocks.context import ExpertSlots, RankContext, single_rank
 from runtime.blocks.ffn import swiglu
+from runtime.blocks.gdn import gdn
+from runtime.blocks.gqa import gqa
 from runtime.blocks.kda import kda
 from runtime.blocks.mla import mla
 from runtime.blocks.moe import moe
-from runtime.blocks.norms import rms_norm
+from runtime.blocks.norms import model_norm
 from runtime.blocks.router import Routing
-from runtime.blocks.weights import LayerWeights, Readings, dense, take
+from runtime.blocks.weights import LayerWeights, Readings
 from runtime.blocks.words import check_layer, check_model
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Layer
 
 __all__ = [
-    "ExpertSlots", "LayerCache", "RankContext", "Routing", "check_model", "embed", "logits", "run_layer", "single_rank",
+    "Beside", "ExpertSlots", "LayerCache", "RankContext", "Routing", "check_model", "embed", "logits", "run_layer",
+    "single_rank",
 ]  # fmt: skip
 
-ATTENTION = {"gqa": gqa, "mla": mla, "kda": kda}
+ATTENTION = {"gqa": gqa, "mla": mla, "kda": kda, "gdn": gdn}
 """The word `attn` -> its block."""
 
 
@@ -43,17 +46,19 @@ def embed(ctx: RankContext, weights: LayerWeights, ids: Tensor, images: tuple[Te
 
 
 def run_layer(
-    ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, cache: LayerCache | None, positions: Tensor
-) -> tuple[Tensor, Routing | None]:
+    ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, cache: LayerCache | None, positions: Tensor,
+    beside: Beside | None = None,
+) -> tuple[Tensor, Routing | None]:  # fmt: skip
     """One transformer layer: the stream x at `positions` [T] -> (the stream, where the tokens went if it is MoE).
 
     x is [T, hidden], or what runtime/blocks/stream.py says: the whole sequence of this dp replica, equal on its tp
-    ranks. With a cache, tokens seen before are attended to and the new ones are kept. Raises RuntimeFault for a block
-    that the runtime lacks, a missing weight, or one that no block reads.
+    ranks. With a cache, tokens seen before are attended to and the new ones are kept. `beside` is what else is known of
+    the tokens; some blocks need it. Raises RuntimeFault for a block that the runtime lacks, a missing weight, or one
+    that no block reads.
     """
     check_layer(ctx.model, layer)
     try:
-        return _run_layer(ctx, layer, weights, x, cache, positions)
+        return _run_layer(ctx, layer, weights, x, cache, positions, beside or Beside())
     except RuntimeFault as fault:
         raise RuntimeFault(f"layer {layer.index}: {fault}") from fault
 
@@ -67,14 +72,14 @@ def logits(ctx: RankContext, weights: LayerWeights, x: Tensor) -> Tensor:
 
 
 def _run_layer(
-    ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, cache: LayerCache | None, positions: Tensor
-) -> tuple[Tensor, Routing | None]:
+    ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, cache: LayerCache | None, positions: Tensor,
+    beside: Beside,
+) -> tuple[Tensor, Routing | None]:  # fmt: skip
     read = Readings(weights)
-    eps = ctx.model.words["eps"]
-    h = rms_norm(stream.seen(ctx, read, "attn", x), dense(take(read, "attn.norm"), ctx.compute), eps)
+    h = model_norm(ctx, read, "attn.norm", stream.seen(ctx, read, "attn", x))
     x = stream.carry(ctx.model, layer, x)
-    x = stream.add(x, ATTENTION[layer.words["attn"]](ctx, layer, read, h, cache, positions))
-    h = rms_norm(stream.seen(ctx, read, "ffn", x), dense(take(read, "ffn.norm"), ctx.compute), eps)
+    x = stream.add(x, ATTENTION[layer.words["attn"]](ctx, layer, read, h, cache, positions, beside))
+    h = model_norm(ctx, read, "ffn.norm", stream.seen(ctx, read, "ffn", x))
     routing: Routing | None = None
     if layer.words["ffn"] == "moe":
         y, routing = moe(ctx, layer, read, h)

@@ -11,6 +11,8 @@ from torch import Tensor
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Model
 
+TOWERS = ("moonvit", "moonvit3d", "qwen3_vl", "clip")
+"""Values of the table's word `tower`; those without a block here take no image, and run with text alone."""
 SIDE = 512
 """Patches along a side of an image at most: there the published code's table of angles ends."""
 SPOKEN: Mapping[str, tuple[Any, ...]] = {
@@ -52,6 +54,8 @@ def read_tower(model: Model) -> Tower:
     """The tower that config.json describes; RuntimeFault where it isn't the MoonViT3d that these blocks compute."""
     if model.words.get("tower") is None:
         raise RuntimeFault(f"the model {model.family} has no vision tower, so it can't look at images; give ids alone")
+    if model.words["tower"] != "moonvit3d":
+        raise RuntimeFault(f"no block for tower: {model.words['tower']}; the runtime has moonvit3d; give ids alone")
     config = model.config["vision_config"]
     for key, spoken in SPOKEN.items():
         if config.get(key) is not None and config[key] not in spoken:

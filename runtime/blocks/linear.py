@@ -49,10 +49,10 @@ def fused_linear(
     return outputs
 
 
-def output_gate(ctx: RankContext, weights: LayerWeights, x: Tensor, y: Tensor) -> Tensor:
-    """Attention's output y [T, local out] times sigmoid(attn.gate x), x [T, hidden], in the compute dtype."""
-    gate = column_linear(ctx, weights, "attn.gate", x).to(ctx.accumulate())
-    expect_shape("attn.gate times x", gate, y.shape)
+def output_gate(ctx: RankContext, weights: LayerWeights, role: str, x: Tensor, y: Tensor) -> Tensor:
+    """Attention's output y [T, local out] times the sigmoid of x [T, in] times `role`, in the compute dtype."""
+    gate = column_linear(ctx, weights, role, x).to(ctx.accumulate())
+    expect_shape(f"{role} times x", gate, y.shape)
     return (y * gate.sigmoid()).to(ctx.compute)
 
 

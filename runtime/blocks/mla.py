@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from runtime.blocks.attention import attend
+from runtime.blocks.beside import Beside
 from runtime.blocks.cache import LayerCache
 from runtime.blocks.context import RankContext
 from runtime.blocks.linear import column_linear, output_gate, row_linear
+from runtime.blocks.mask import Mask
 from runtime.blocks.norms import rms_norm
 from runtime.blocks.rope import softmax_scale, turner
 from runtime.blocks.weights import LayerWeights, dense, take
@@ -16,8 +18,9 @@ from shard_plans.families.model import Layer
 
 
 def mla(
-    ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, cache: LayerCache | None, positions: Tensor
-) -> Tensor:
+    ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, cache: LayerCache | None, positions: Tensor,
+    beside: Beside,
+) -> Tensor:  # fmt: skip
     """Attention over x [T, hidden] at `positions` [T]: [T, hidden], summed over tp.
 
     Reads attn.q, or attn.q_a, attn.q_a_norm and attn.q_b; attn.kv_a, attn.kv_a_norm, attn.kv_b, attn.o; attn.gate
@@ -46,7 +49,7 @@ def mla(
     k_pass, v = torch.split(kv, [nope, v_dim], dim=-1)
     k = torch.cat([k_pass, latent[:, None, kv_lora:].expand(-1, heads, -1)], dim=-1)
     scale = softmax_scale(words, text, nope + rope)
-    y = attend(q, k, v, scale, positions, seen, words.get("window"))
+    y = attend(q, k, v, scale, Mask(positions, seen, words.get("window")))
     if words.get("output_gate") == "elementwise":
-        y = output_gate(ctx, weights, x, y)
+        y = output_gate(ctx, weights, "attn.gate", x, y)
     return row_linear(ctx, weights, "attn.o", y)

@@ -16,6 +16,9 @@ from shard_plans.errors import ConfigError, RuntimeFault
 TYPES = ("default", "linear", "llama3", "yarn")
 """Values of rope_type (older spelling: type) that have a formula here."""
 
+STYLES = ("half", "interleaved", "complex", "mrope_interleaved")
+"""Values of the table's word `rope` that turn something."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope:
@@ -95,16 +98,17 @@ def rotate(style: str, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn pairs of dimensions of x [T, heads, >= width] by the angles [T, width / 2]; further dimensions pass.
 
     `half` pairs dimension i with i + width / 2; `interleaved` pairs 2i with 2i + 1 and leaves all first members in
-    front of all second ones, for queries and keys alike.
+    front of all second ones, for queries and keys alike. `complex`, numbers whose real and imaginary parts lie side by
+    side, are the same pairs; `mrope_interleaved` pairs as `half` does.
     """
     half = cos.shape[-1]
     cos, sin = cos[:, None], sin[:, None]
-    if style == "interleaved":
+    if style in ("interleaved", "complex"):
         first, second = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
-    elif style == "half":
+    elif style in ("half", "mrope_interleaved"):
         first, second = x[..., :half], x[..., half : 2 * half]
     else:
-        raise RuntimeFault(f"no block for rope: {style}; the runtime has half, interleaved")
+        raise RuntimeFault(f"no block for rope: {style}; the runtime has {', '.join(STYLES)}")
     return torch.cat([first * cos - second * sin, second * cos + first * sin, x[..., 2 * half :]], dim=-1)
 
 

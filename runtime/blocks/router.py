@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from shard_plans.errors import RuntimeFault
+
+SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda logits: logits.softmax(-1),
+    "sigmoid": torch.sigmoid,
+    "softmax_of_topk": lambda logits: logits,
+    "sigmoid_on_input": lambda logits: logits,
+}
+"""Word `score` -> scores of all experts [T, experts] from the product with the router's weight."""
+OF_CHOSEN: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "softmax_of_topk": lambda chosen: chosen.softmax(-1),
+    "sigmoid_on_input": torch.sigmoid,
+}
+"""The same -> scores of the experts chosen [T, k], where these are taken of the chosen alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,11 +44,14 @@ class Routing:
 def route(words: Mapping[str, Any], topk: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Routing:
     """Score the tokens x [T, hidden] against `weight` [experts, hidden] and choose `topk` experts each.
 
-    All arguments in float32 or higher. Words: score (softmax, sigmoid); groups, topk_groups, group_score (top2_sum,
-    max); renormalize; scale. The bias changes the choice alone, as in DeepSeek-V3.
+    All arguments in float32 or higher. Words: score; groups, topk_groups, group_score (top2_sum, max); renormalize;
+    scale. The bias changes the choice alone, as in DeepSeek-V3, or with `router_bias: logits` is part of the product.
+    `softmax_of_topk` and `sigmoid_on_input` choose by the product and score what was chosen.
     """
     logits = functional.linear(x, weight)
-    scores = logits.sigmoid() if words["score"] == "sigmoid" else logits.softmax(-1)
+    if words.get("router_bias") == "logits" and bias is not None:
+        logits, bias = logits + bias, None
+    scores = SCORES[words["score"]](logits)
     choice = scores if bias is None else scores + bias
     margin = choice.new_full((x.shape[0],), float("inf"))
     groups = words.get("groups") or 1
@@ -46,10 +62,18 @@ def route(words: Mapping[str, Any], topk: int, x: Tensor, weight: Tensor, bias: 
     indices = choice.topk(topk, dim=-1).indices
     margin = torch.minimum(margin, _lead(choice, topk))
     chosen = scores.gather(1, indices)
+    if words["score"] in OF_CHOSEN:
+        chosen = OF_CHOSEN[words["score"]](chosen)
     if words.get("renormalize"):
-        chosen = chosen / (chosen.sum(-1, keepdim=True) + 1e-20)
+        chosen = chosen / _total(words, chosen)
     scale = words.get("scale")
     return Routing(indices, chosen if scale is None else chosen * scale, choice, margin)
+
+
+def _total(words: Mapping[str, Any], chosen: Tensor) -> Tensor:
+    """What the chosen scores [T, k] are divided by: their sum, kept off 0, or no less than `renormalize_min`."""
+    total = chosen.sum(-1, keepdim=True)
+    return total.clamp_min(words["renormalize_min"]) if words["renormalize"] == "clamp" else total + 1e-20
 
 
 def _limit_groups(choice: Tensor, groups: int, words: Mapping[str, Any]) -> tuple[Tensor, Tensor]:

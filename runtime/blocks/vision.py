@@ -137,8 +137,7 @@ def attention(
     start = 0
     for length in lengths:
         image = slice(start, start + length)
-        at = torch.zeros(length, dtype=torch.int64, device=x.device)  # one position: nothing is hidden
-        parts.append(attend(q[image], k[image], v[image], scale, at, at, None))
+        parts.append(attend(q[image], k[image], v[image], scale, None))
         start += length
     return column_linear(ctx, weights, f"{name}.o", torch.cat(parts))
 

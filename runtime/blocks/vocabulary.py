@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime.blocks.context import RankContext
-from runtime.blocks.norms import rms_norm
+from runtime.blocks.norms import model_norm
 from runtime.blocks.weights import LayerWeights, Stored, dense, take
 from shard_plans.errors import RuntimeFault
 
@@ -41,7 +41,7 @@ def logits(ctx: RankContext, weights: LayerWeights, x: Tensor) -> Tensor:
 
     Reads `norm` and `head`; a tied model without `head` reads `embed`.
     """
-    x = rms_norm(x, dense(take(weights, "norm"), ctx.compute), ctx.model.words["eps"])
+    x = model_norm(ctx, weights, "norm", x)
     table = take(weights, "embed" if ctx.model.tied and "head" not in weights else "head")
     rows = _check_rows(ctx, "head", table)
     if table.format is None:

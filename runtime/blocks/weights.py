@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from runtime.blocks.mxfp4 import decode
+from runtime.blocks import int4, mxfp4
 from shard_plans.errors import RuntimeFault
 
 
@@ -19,9 +19,9 @@ class Stored:
     values: Tensor
     """[rows, columns], [experts, rows, columns] or [length]."""
     scale: Tensor | None = None
-    """[.., ceil(rows / block rows), ceil(columns / block columns)]; fp8_block: float32, mxfp4_group: uint8."""
+    """[.., ceil(rows / block rows), ceil(columns / block columns)]."""
     format: str | None = None
-    """`fp8_block`, `mxfp4_group` (values are packed, two columns a byte), or None where the values are plain."""
+    """A name of FORMATS, or None where the values are plain."""
     block: tuple[int, int] | None = None
     """Rows and columns that share one scale; the last block of a side may be partial."""
 
@@ -96,26 +96,46 @@ def _dense(values: Tensor, scale: Tensor | None, stored: Stored, dtype: torch.dt
         if scale is not None or (values.is_floating_point() and values.element_size() == 1):
             raise RuntimeFault(f"{values.dtype} values {_shape(values)} came without a format; say how to read them")
         return values.to(dtype)
-    if stored.format not in ("fp8_block", "mxfp4_group"):
-        raise RuntimeFault(f"no block dequantises the format {stored.format}; the runtime has fp8_block, mxfp4_group")
+    if stored.format not in FORMATS:
+        raise RuntimeFault(f"no block dequantises the format {stored.format}; the runtime has {', '.join(FORMATS)}")
     if scale is None or stored.block is None:
         raise RuntimeFault(
             f"{stored.format} values {_shape(values)} came without {'scale' if scale is None else 'block size'}"
         )
-    if stored.format == "mxfp4_group":
-        return decode(values, scale, stored.block[1], dtype)
+    return FORMATS[stored.format](values, scale, stored.block, dtype)
+
+
+def _fp8_block(values: Tensor, scale: Tensor, block: tuple[int, int], dtype: torch.dtype) -> Tensor:
     rows, columns = values.shape[-2:]
-    block_rows, block_columns = stored.block
-    grid = (*values.shape[:-2], -(-rows // block_rows), -(-columns // block_columns))
+    grid = (*values.shape[:-2], -(-rows // block[0]), -(-columns // block[1]))
     if tuple(scale.shape) != grid:
         raise RuntimeFault(
-            f"fp8_block: values {_shape(values)} in blocks of {block_rows}x{block_columns} need scales {grid}, "
+            f"fp8_block: values {_shape(values)} in blocks of {block[0]}x{block[1]} need scales {grid}, "
             f"found {_shape(scale)}"
         )
-    wide = scale.to(torch.float32).repeat_interleave(block_columns, -1)[..., :columns]
-    wide = wide.repeat_interleave(block_rows, -2)[..., :rows, :]
+    wide = scale.to(torch.float32).repeat_interleave(block[1], -1)[..., :columns]
+    wide = wide.repeat_interleave(block[0], -2)[..., :rows, :]
     return values.to(torch.float32).mul_(wide).to(dtype)
+
+
+def _mxfp4_group(values: Tensor, scale: Tensor, block: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    return mxfp4.decode(values, scale, block[1], dtype)
+
+
+def _mxfp4_blocks(values: Tensor, scale: Tensor, block: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """gpt-oss's: columns in two dimensions [groups, bytes]."""
+    return mxfp4.decode(values.flatten(-2), scale, block[1], dtype)
+
+
+def _int4_group(values: Tensor, scale: Tensor, block: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    return int4.decode(values, scale, block[1], dtype)
 
 
 def _shape(x: Tensor) -> str:
     return "x".join(str(size) for size in x.shape)
+
+
+FORMATS: Mapping[str, Callable[[Tensor, Tensor, tuple[int, int], torch.dtype], Tensor]] = {
+    "fp8_block": _fp8_block, "mxfp4_group": _mxfp4_group, "mxfp4_blocks": _mxfp4_blocks, "int4_group": _int4_group,
+}  # fmt: skip
+"""Quantised format -> values, scales, block and dtype to dense numbers."""

@@ -5,47 +5,60 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from runtime.blocks.images import TOWERS
+from runtime.blocks.rope import STYLES
+from runtime.blocks.router import SCORES
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Layer, Model
 
 MODEL_CHOICES: Mapping[str, tuple[str, ...]] = {
     "stream": ("plain", "attn_res"),
-    "norm": ("rms",),
-    "tower": ("moonvit3d",),
+    "norm": ("rms", "rms_zero_centred", "rms_cast_last"),
+    "tower": TOWERS,
 }
 MODEL_NUMBERS = frozenset({"eps", "res_block"})
-LAYER_CHOICES: Mapping[str, tuple[str, ...]] = {
-    "attn": ("gqa", "mla", "kda"),
-    "qk_norm": ("per_head",),
-    "rope": ("half", "interleaved", "none"),
+LAYER_CHOICES: Mapping[str, tuple[Any, ...]] = {
+    "attn": ("gqa", "mla", "kda", "gdn"),
+    "qk_norm": ("per_head", "all_heads", "l2"),
+    "rope": ("none", *STYLES),
     "softmax_scale": ("yarn_mscale2",),
-    "decay": ("sigmoid",),
-    "gate": ("full_rank",),
-    "output_gate": ("elementwise",),
+    "decay": ("sigmoid", "softplus"),
+    "gate": ("full_rank", "low_rank"),
+    "output_gate": ("elementwise", "per_head"),
+    "sinks": (True,),
     "ffn": ("swiglu", "moe"),
-    "act": ("silu", "situ"),
-    "score": ("softmax", "sigmoid"),
+    "act": ("silu", "silu_clamped", "gpt_oss", "situ"),
+    "score": tuple(SCORES),
     "group_score": ("top2_sum", "max"),
-    "shared": ("added",),
+    "router_bias": (True, False, "logits"),
+    "renormalize": (True, False, "clamp"),
+    "expert_sides": ("in_out", "in_out_unless_packed"),
+    "expert_pairs": ("interleaved",),
+    "shared": ("added", "gated"),
+    "latent": (True, False),
 }
-LAYER_NUMBERS = frozenset(
-    {"rope_part", "window", "latent_eps", "groups", "topk_groups", "scale", "decay_bound", "beta", "linear_beta"}
-)
-LAYER_SWITCHES = frozenset({"router_bias", "renormalize", "latent"})
+LAYER_NUMBERS = frozenset({
+    "rope_part", "window", "chunk", "temperature", "temperature_floor", "latent_eps", "groups", "topk_groups",
+    "renormalize_min", "scale", "decay_bound", "alpha", "limit", "beta", "linear_beta",
+})  # fmt: skip
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "": ("attn", "ffn", "act"),
     "gqa": ("rope",),
     "mla": ("rope", "latent_eps"),
-    "kda": ("decay", "decay_bound", "gate"),
+    "kda": ("decay", "gate"),
+    "decay sigmoid": ("decay_bound",),
     "situ": ("beta", "linear_beta"),
+    "gpt_oss": ("alpha", "limit"),
+    "silu_clamped": ("limit",),
     "moe": ("score",),
+    "renormalize clamp": ("renormalize_min",),
 }
-"""Words that a layer must have, always or beside a value of attn, ffn or act."""
+"""Words that a layer must have, always, beside a value of attn, ffn or act, or beside another word's value."""
 
 
 def check_model(model: Model) -> None:
     """Raise RuntimeFault naming the first word of the model or of a layer to run that has no block here."""
-    _check_words("model", model.words, MODEL_CHOICES, MODEL_NUMBERS, frozenset())
+    _check_words("model", model.words, MODEL_CHOICES, MODEL_NUMBERS)
     for word in ("norm", "eps"):
         if model.words.get(word) is None:
             raise RuntimeFault(f"model: the family table {model.family} gives no {word}")
@@ -62,7 +75,22 @@ def check_model(model: Model) -> None:
 def _check_sizes(model: Model) -> None:
     """Raise RuntimeFault for sizes that no forward pass can run with."""
     sizes = model.sizes
-    for name in ("hidden", "vocab", "heads", "kv_heads", "head_dim", "experts", "topk", "kda_heads", "kda_dim", "taps"):
+    for name in (
+        "hidden",
+        "vocab",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "experts",
+        "topk",
+        "kda_heads",
+        "kda_dim",
+        "taps",
+        "key_heads",
+        "per_key",
+        "dk",
+        "dv",
+    ):
         if sizes.get(name) == 0:
             raise RuntimeFault(f"model: the size {name} is 0; it must be at least 1")
     for part, whole in (("kv_heads", "heads"), ("topk", "experts")):
@@ -77,8 +105,9 @@ def check_layer(model: Model, layer: Layer) -> None:
     where = f"layer {layer.index}"
     if layer.mtp:
         raise RuntimeFault(f"{where} is a multi-token-prediction layer, which the forward pass doesn't run")
-    _check_words(where, layer.words, LAYER_CHOICES, LAYER_NUMBERS, LAYER_SWITCHES)
-    kinds = ("", *(layer.words.get(slot) for slot in ("attn", "ffn", "act")))
+    _check_words(where, layer.words, LAYER_CHOICES, LAYER_NUMBERS)
+    kinds = ["", *(layer.words.get(slot) for slot in ("attn", "ffn", "act"))]
+    kinds += [f"{word} {value}" for word, value in layer.words.items()]
     for word in (word for kind in kinds for word in NEEDED.get(kind or "", ())):
         if layer.words.get(word) is None:
             raise RuntimeFault(f"{where}: the family table {model.family} gives no {word}")
@@ -96,21 +125,23 @@ def check_layer(model: Model, layer: Layer) -> None:
 def _check_words(
     where: str,
     words: Mapping[str, Any],
-    choices: Mapping[str, tuple[str, ...]],
+    choices: Mapping[str, tuple[Any, ...]],
     numbers: frozenset[str],
-    switches: frozenset[str],
 ) -> None:
     for word, value in words.items():
         if value is None:
             continue
         if word in choices:
-            if value not in choices[word]:
-                raise RuntimeFault(f"{where}: no block for {word}: {value}; the runtime has {', '.join(choices[word])}")
+            if not any(value is known or (type(value) is str and value == known) for known in choices[word]):
+                has = ", ".join(map(_spelt, choices[word]))
+                raise RuntimeFault(f"{where}: no block for {word}: {_spelt(value)}; the runtime has {has}")
         elif word in numbers:
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise RuntimeFault(f"{where}: {word} is {value!r}, a number is needed")
-        elif word in switches:
-            if not isinstance(value, bool):
-                raise RuntimeFault(f"{where}: {word} is {value!r}; the runtime has true and false")
         else:
             raise RuntimeFault(f"{where}: no block for {word}: {value}; the runtime doesn't know this word")
+
+
+def _spelt(value: Any) -> str:
+    """A word as the table has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -147,6 +147,7 @@ ARCHITECTURES: dict[str, Variant] = {
             "intermediate_size": 48, "intermediate_size_mlp": 96, "num_local_experts": 8, "num_experts_per_tok": 1,
             "moe_layers": [1, 2], "no_rope_layers": [1, 1, 0], "attention_chunk_size": 16, "use_qk_norm": True,
             "rope_parameters": LLAMA3, "layer_types": ["chunked_attention", "chunked_attention", "full_attention"],
+            "floor_scale": 4,
         },
         classes=("Llama4TextConfig", "Llama4ForCausalLM"),
     ),

@@ -22,6 +22,10 @@ def reference(model: Any, generator: torch.Generator) -> dict[str, Tensor]:
 
     def watch(name: str) -> Any:
         def hook(module: Any, arguments: Any, result: Any) -> None:
+            if isinstance(result, tuple) and len(result) == 2:  # Llama 4: scores of all experts, 0 where not chosen
+                scores, logits = result
+                chosen = scores.topk(module.top_k, dim=-1)
+                result = (logits, chosen.values, chosen.indices)
             if isinstance(result, tuple) and len(result) == 3:
                 for key, tensor in zip(("logits", "weights", "indices"), result, strict=True):
                     found[f"router.{name}.{key}"] = tensor.detach()

@@ -135,9 +135,12 @@ def test_weights_that_do_not_fit_the_blocks_are_refused(what: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"attn": "gdn"}, "layer 0: no block for attn: gdn; the runtime has gqa, mla, kda"),
-        ({"sinks": True}, "no block for sinks"),
-        ({"renormalize": "clamp"}, "renormalize is 'clamp'"),
+        ({"attn": "ssm"}, "layer 0: no block for attn: ssm; the runtime has gqa, mla, kda, gdn"),
+        ({"sinks": 1}, "no block for sinks: 1; the runtime has true"),
+        ({"score": "hash_of_id"}, "no block for score: hash_of_id"),
+        ({"renormalize": "clamp"}, "gives no renormalize_min"),
+        ({"act": "gpt_oss"}, "gives no alpha"),
+        ({"router_bias": 1}, "no block for router_bias: 1; the runtime has true, false, logits"),
         ({"window": "wide"}, "window is 'wide', a number is needed"),
         ({"act": None}, "gives no act"),
         ({"groups": 4}, "groups but no group_score"),

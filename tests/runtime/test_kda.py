@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from runtime.blocks import kda as block
+from runtime.blocks.beside import Beside
 from runtime.blocks.cache import LayerCache
 from runtime.blocks.context import RankContext
+from runtime.blocks.convolution import convolve
 from runtime.blocks.delta_rule import CHUNK, chunked, recurrent
-from runtime.blocks.kda import convolve, kda
+from runtime.blocks.kda import kda
 from runtime.blocks.mla import mla
 from runtime.blocks.weights import LayerWeights, Stored
 from runtime.blocks.words import check_layer
@@ -99,7 +101,7 @@ def run(name: str, tp: int, x: Tensor, chunks: list[int], compute: torch.dtype =
         ctx = context(oracle, make_grid(tp=tp), comm, compute)
         cache, weights = LayerCache(), cut(oracle, ctx)
         places = torch.split(torch.arange(len(x)), chunks)
-        outputs = [attention(ctx, oracle.layer, weights, x[p].to(compute), cache, p) for p in places]
+        outputs = [attention(ctx, oracle.layer, weights, x[p].to(compute), cache, p, Beside()) for p in places]
         return torch.cat(outputs), cache
 
     return VirtualWorld(tp).run(rank)
@@ -154,16 +156,16 @@ def alone(tp: int = 1) -> tuple[Oracle, RankContext, dict[str, Any]]:
 def test_a_state_goes_on_where_it_stands() -> None:
     oracle, ctx, weights = alone()
     cache, x = LayerCache(), tokens(9).double()
-    kda(ctx, oracle.layer, weights, x[:5], cache, torch.arange(5))
+    kda(ctx, oracle.layer, weights, x[:5], cache, torch.arange(5), Beside())
     with pytest.raises(RuntimeFault, match=r"goes on at position 5, was given the 4 positions \[6, 7, 8\]"):
-        kda(ctx, oracle.layer, weights, x[5:], cache, torch.arange(6, 10))
+        kda(ctx, oracle.layer, weights, x[5:], cache, torch.arange(6, 10), Beside())
     with pytest.raises(RuntimeFault, match="5 tokens can't be cut to 4"):
         cache.truncate(4)
     with pytest.raises(RuntimeFault, match="one cache for each layer"):
         cache.append(torch.arange(5, 6), [torch.zeros(1, 4)])
     cache.truncate(0)
-    again = kda(ctx, oracle.layer, weights, x, cache, torch.arange(9))
-    assert torch.equal(again, kda(ctx, oracle.layer, weights, x, None, torch.arange(9)))
+    again = kda(ctx, oracle.layer, weights, x, cache, torch.arange(9), Beside())
+    assert torch.equal(again, kda(ctx, oracle.layer, weights, x, None, torch.arange(9), Beside()))
     keys = LayerCache()
     keys.append(torch.arange(2), [torch.zeros(2, 4)])
     with pytest.raises(RuntimeFault, match=r"keeps keys, was given a state of \[\(2,\)\]"):
@@ -187,7 +189,7 @@ def test_weights_that_do_not_fit_are_refused(what: str) -> None:
     spoil, message = SPOILED[what]
     spoil(weights)
     with pytest.raises(RuntimeFault, match=message):
-        kda(ctx, oracle.layer, weights, tokens(20).double(), None, torch.arange(20))
+        kda(ctx, oracle.layer, weights, tokens(20).double(), None, torch.arange(20), Beside())
 
 
 def clamped(ctx: RankContext, words: Mapping[str, Any], weights: LayerWeights, x: Tensor) -> Tensor:
@@ -219,16 +221,16 @@ def test_a_wrong_word_is_seen(what: str) -> None:
     oracle, x = make_layer({**words, **DENSE}), tokens(20).double()
     layer = replace(oracle.layer, words={**oracle.layer.words, **WRONG[what]})
     ctx = context(oracle, make_grid(), NoComm(), torch.float64)
-    y = attention(ctx, layer, cut(oracle, ctx), x, None, torch.arange(20))
+    y = attention(ctx, layer, cut(oracle, ctx), x, None, torch.arange(20), Beside())
     assert relative(y, plain(oracle.whole, x)) > 1e-4
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"decay": "softplus"}, "no block for decay: softplus; the runtime has sigmoid"),
+        ({"decay": "linear"}, "no block for decay: linear; the runtime has sigmoid, softplus"),
         ({"decay_bound": None}, "gives no decay_bound"),
-        ({"gate": "low_rank"}, "no block for gate: low_rank"),
+        ({"gate": "none"}, "no block for gate: none; the runtime has full_rank, low_rank"),
         ({"beta": None}, "gives no beta"),
         ({"linear_beta": True}, "linear_beta is True, a number is needed"),
         ({"attn": "mla", "latent_eps": 1e-6}, "gives no rope"),

@@ -113,8 +113,8 @@ def test_only_the_front_of_a_head_turns() -> None:
     x = torch.randn(4, 2, WIDTH)
     turned = rotate("half", x, cos, sin)
     assert torch.equal(turned[..., 8:], x[..., 8:]) and not torch.equal(turned[1:, :, :8], x[1:, :, :8])
-    with pytest.raises(RuntimeFault, match="no block for rope: complex"):
-        rotate("complex", x, cos, sin)
+    with pytest.raises(RuntimeFault, match="no block for rope: spiral"):
+        rotate("spiral", x, cos, sin)
 
 
 @pytest.mark.parametrize("settings", [YARN, {**YARN, "mscale_all_dim": 0}, PLAIN])

@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from converter.verbs import check, restore
+from runtime.request import RunOptions
+from runtime.run import verify_and_run
 from tests.checkpoints.variants import EDGES, MAIN, VARIANTS
 from tests.conftest import MakeCheckpoint
+from tests.converter.test_architectures import PLANS, QUICK, REFUSED
 from tests.tools.plans import DENSE_PLANS, MOE_PLANS, plan_id
-from tests.tools.sharded import convert_tiny, expected, expected_routes, relative, run_output
+from tests.tools.sharded import Computed, convert_tiny, expected, expected_routes, relative, run_output
 
 LIMIT = 1e-5
 DENSE = ("llama", "qwen2", "qwen3")
@@ -25,6 +29,17 @@ EDGE_PLANS: Mapping[str, dict[str, int]] = {
 }
 EDGE_CELLS = [(name, EDGE_PLANS.get(name, {"tp": 2, "pp": 3})) for name in EDGES]
 
+RUN = (
+    "glm4_moe", "gpt_oss", "gpt_oss_mxfp4", "minimax_m2", "deepseek_v2", "ernie4_5_moe", "qwen3_next", "kimi_linear",
+    "llama4_text", "kimi_k25", "kimi_k25_int4", "qwen3_vl_moe",
+)  # fmt: skip
+ARCHITECTURE_CELLS = [
+    pytest.param(name, number, id=f"{name} {plan_id(plan)}", marks=[] if number in QUICK else pytest.mark.slow)
+    for name in RUN
+    for number, plan in enumerate(PLANS)
+    if (name, number) not in REFUSED
+]
+
 
 def name_cell(value: object) -> str:
     return plan_id(value) if isinstance(value, dict) else str(value)
@@ -36,22 +51,52 @@ def test_logits_routes_and_bytes(name: str, sizes: dict[str, int], tiny: MakeChe
     convert_tiny(source, out, sizes)
 
     reference = expected(source)
-    computed = run_output(out, reference["input_ids"][0])
-    for scores in computed.logits:
-        assert relative(scores, reference["logits"][0]) < LIMIT
-    routes = expected_routes(reference)
-    seen = set()
-    for watch in computed.watches:
-        for layer, chosen in watch.routes.items():
-            assert chosen.sort(dim=-1).values.equal(routes[layer])
-            seen.add(layer)
-    assert seen == set(routes)
-    assert bool(routes) == (VARIANTS[name].module not in ("llama", "qwen2", "qwen3"))
+    assert_computed(run_output(out, reference["input_ids"][0]), reference)
+    assert bool(expected_routes(reference)) == (VARIANTS[name].module not in ("llama", "qwen2", "qwen3"))
 
     found = check(out, deep=source)
     assert found.passed, found.failures
     restore(out, back)
     assert_restored(source, back)
+
+
+def assert_computed(computed: Computed, reference: Mapping[str, Tensor]) -> None:
+    """Every rank's logits, hidden states and routes are the reference's."""
+    for scores in computed.logits:
+        assert relative(scores, reference["logits"][0]) < LIMIT
+    routes, routed, layers = expected_routes(reference), set(), set()
+    for watch in computed.watches:
+        for layer, hidden in watch.hidden.items():
+            if f"hidden.{layer + 2}" in reference:  # transformers norms what comes out of the last layer
+                assert relative(hidden, reference[f"hidden.{layer + 1}"][0]) < LIMIT, f"layer {layer}"
+            layers.add(layer)
+        for layer, chosen in watch.routes.items():
+            assert chosen.sort(dim=-1).values.equal(routes[layer]), f"layer {layer}"
+            routed.add(layer)
+    assert routed == set(routes)
+    assert f"hidden.{len(layers)}" in reference and f"hidden.{len(layers) + 1}" not in reference
+
+
+@pytest.mark.parametrize(("name", "number"), ARCHITECTURE_CELLS)
+def test_an_architecture_computes_what_transformers_does(
+    name: str, number: int, tiny: MakeCheckpoint, tmp_path: Path
+) -> None:
+    source, out = tiny(name), tmp_path / "out"
+    convert_tiny(source, out, PLANS[number])
+    reference = expected(source)
+    assert_computed(run_output(out, reference["input_ids"][0]), reference)
+    found = verify_and_run(RunOptions(out, source, max_new_tokens=2))
+    assert found.passed, found.checks
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_step_after_step_is_the_same(name: str, tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    """Through the cache: a prefill, pieces and single tokens, past windows, chunks and blocks."""
+    source, out = tiny(name), tmp_path / "out"
+    convert_tiny(source, out, {"tp": 2, "ep": 2})
+    reference = expected(source)
+    for scores in run_output(out, reference["input_ids"][0], chunks=[9, 1, 1, 6, 1, 1, 1, 1, 1, 1, 1]).logits:
+        assert relative(scores, reference["logits"][0]) < LIMIT
 
 
 def assert_restored(source: Path, back: Path) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime import request as verb
-from runtime.blocks import ffn, forward, kda, moe
+from runtime.blocks import experts, ffn, forward, kda, moe
 from runtime.blocks.context import RankContext
 from runtime.blocks.linear import column_linear
 from runtime.blocks.norms import rms_norm
@@ -156,7 +156,7 @@ CODE: Mapping[str, tuple[int, Any, str, Any]] = {
     "A_log read per channel": (10, kda, "forget", per_channel),
     "norm before the sum": (4, moe, "combine", normed_before),
     "bias in bf16": (1, moe, "route", rounded),
-    "w1 and w3 swapped, in the code": (8, moe, "gated", swapped),
+    "w1 and w3 swapped, in the code": (8, experts, "gated", swapped),
 }
 
 
