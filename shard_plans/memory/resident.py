@@ -51,11 +51,20 @@ class Resident:
                 layer = self.model.layers[index]
                 if not (layer.mtp and self.engine.value("mtp") == "drop"):
                     found += [*self._latent_copies(layer, at), *self._padded_experts(layer, at)]
+                    found += self._shared_experts(layer, at)
             self._known[key] = tuple(item for item in found if item.amount.typical)
         return self._known[key]
 
     def _has_rules(self) -> bool:
-        names = ("mtp", "vocab_multiple", "rope_table", "mla_copies", "mxfp4_padding", "expert_width_floor")
+        names = (
+            "mtp",
+            "vocab_multiple",
+            "rope_table",
+            "mla_copies",
+            "mxfp4_padding",
+            "expert_width_floor",
+            "shared_experts",
+        )
         return any(name in self.engine.rules for name in names)
 
     def _left_out(self, at: Coordinate) -> list[Item]:
@@ -113,6 +122,20 @@ class Resident:
             held = products + scales if quantised else products * BF16
             held += query * heads * size(self.model, "rope") * BF16
         return [Item("weights", "attn.kv_b as used", layer.index, exactly(held))]
+
+    def _shared_experts(self, layer: Layer, at: Coordinate) -> list[Item]:
+        """Shared experts beside latent attention (DeepSeek's) that every rank holds whole instead of its share."""
+        latent = layer.words.get("attn") == "mla" and layer.words.get("shared") == "added"
+        if self.engine.value("shared_experts") != "whole" or not latent:
+            return []
+        tp = self.plan.grid.tp
+        whole = self.payload.operators(layer.index, Share(0, 1), Share(at.etp, self.plan.grid.etp), 0, (False, False))
+        part = self.payload.operators(
+            layer.index, Share(at.tp, tp), Share(at.etp, self.plan.grid.etp), 0, (False, False)
+        )
+        roles = [role for role in whole if role in ("shared.gate", "shared.up", "shared.down")]
+        held = sum(whole[role] - part[role] for role in roles)
+        return [Item("weights", "shared experts whole", layer.index, exactly(held))]
 
     def _padded_experts(self, layer: Layer, at: Coordinate) -> list[Item]:
         """MXFP4 experts whose rows and widths a kernel wants in whole tiles."""

@@ -8,7 +8,21 @@ from tests.accuracy.planned import Score, cases, rows, score
 from tests.accuracy.score import DOCUMENT, document
 
 HELD = [(row, what) for row, case in cases().items() for what in case.get("target", {})]
-WEIGHTS = {"gt001", "gt020", "gt023", "gt043", "gt066", "gt068", "gt073", "gt075", "gt076", "gt082"}
+WEIGHTS = {
+    "gt001",
+    "gt020",
+    "gt023",
+    "gt043",
+    "gt066",
+    "gt068",
+    "gt073",
+    "gt075",
+    "gt076",
+    "gt082",
+    "gx001",
+    "gx002",
+    "gx003",
+}
 
 
 def scored(row: str, **changes: object) -> dict[str, Score]:
