@@ -75,6 +75,29 @@ def test_weights_a_card(k3: Binding, tp: int, pp: int, gib: float) -> None:
     assert round(fullest, len(str(gib).partition(".")[2])) == gib
 
 
+@pytest.mark.parametrize(
+    ("tp", "pp", "format", "gib"),
+    [
+        (8, 3, "fp8_block", 114.4), (8, 4, "fp8_block", 86.1), (16, 2, "fp8_block", 88.5), (32, 1, "fp8_block", 93.8),
+        (8, 5, "fp8_block", 70.0), (8, 8, "fp8_block", 44.2), (8, 12, "fp8_block", 29.5),
+        (32, 1, "bf16", 173), (8, 8, "bf16", 85.5), (8, 12, "bf16", 57.0),
+    ],
+)  # fmt: skip
+def test_weights_a_card_with_experts_in_another_format(k3: Binding, tp: int, pp: int, format: str, gib: float) -> None:
+    plan = replace(make_plan(k3, {"tp": tp, "pp": pp, "ep": tp}), stages=even(93, pp))
+    fullest = max(rank_weights(Payload(k3, weights={"experts": format}), plan)) / GIB
+    assert round(fullest, len(str(gib).partition(".")[2])) == gib
+
+
+def test_cards_that_weights_alone_need(k3: Binding) -> None:
+    """On cards of 80 GB, a utilisation of 1.0, eight a server, one stage a server: 24 as stored, 40 in FP8."""
+    for weights, servers in ({}, 3), ({"experts": "fp8_block"}, 5):
+        payload = Payload(k3, weights=weights)
+        for pp in (servers - 1, servers):
+            plan = replace(make_plan(k3, {"tp": 8, "pp": pp, "ep": 8}), stages=even(93, pp))
+            assert (max(rank_weights(payload, plan)) <= 80 * 10**9) is (pp == servers)
+
+
 def test_the_ledger_counts_what_the_placement_lays_out(k3: Binding) -> None:
     plan = make_plan(k3, {"tp": 8, "pp": 12, "ep": 8})
     placement = place(k3, plan)
