@@ -58,7 +58,7 @@ def bind(checkpoint: Checkpoint, family: Family) -> Binding:
     config says; ConfigError and FamilyError as bind_model does.
     """
     model = bind_model(family, checkpoint.config)
-    format = config_format(model.text)
+    format = config_format(model.text, family.formats)
     stored_as = StoredAs(model, format, (family.stored,) if family.stored else PLAIN_DTYPES)
     rows = every_row(family)
     names = match_names(checkpoint, rows, model, format, family.holes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def bind_config(config: Mapping[str, Any], digest: str, path: Path, family: Fami
                 notes.append(
                     f"config.json: {key} is {count}; the family {family.name} doesn't describe {what}: not counted"
                 )
-    maker = _Maker(model, _plain_dtype(family, model, notes))
+    maker = _Maker(model, _plain_dtype(family, model, notes), family.formats)
     for row, layer, index in places(rows, model, family.holes):
         maker.add(row, layer, index)
     absent = sorted({row.name for row in rows if row.optional and row.name in maker.made})
@@ -67,9 +67,9 @@ def bind_config(config: Mapping[str, Any], digest: str, path: Path, family: Fami
 class _Maker:
     """Makes parameters one after the other; what doesn't depend on the layer is worked out once a row."""
 
-    def __init__(self, model: Model, plain: str) -> None:
+    def __init__(self, model: Model, plain: str, formats: Sequence[str]) -> None:
         self.model, self.plain = model, plain
-        self.format = config_format(model.text)
+        self.format = config_format(model.text, formats)
         self.targets = Targets(model.text.get("quantization_config"))
         self.parameters: list[Parameter] = []
         self.runs: list[Alike] = []
@@ -85,7 +85,9 @@ class _Maker:
             return
         self.made.add(row.name)
         name = row.name_at(index, len(self.model.forward_layers))
-        format = self.format if row.quant and self._quantised(row, name) else None
+        format = self.format.of(row.group) if self.format is not None and row.quant else None
+        if format is not None and not self._quantised(row, name):
+            format = None
         dims = row.dims[1:] if row.stacked else row.dims
         if row.quant == "swapped" and format is not None:
             dims = (*dims[:-2], dims[-1], dims[-2])
@@ -128,8 +130,8 @@ class _Maker:
         except ValueError as error:
             raise ConfigError(f"config.json: {name} can't be stored as it says: {error}") from None
         scale = format.scale_shape(used)
-        yield self._part("values", name + format.values_suffix, format.values_dtypes[0], values, values, row)
-        yield self._part("scale", name + format.scale_suffix, format.scale_dtypes[0], scale, scale, row)
+        yield self._part("values", format.part_name(name, "values"), format.values_dtypes[0], values, values, row)
+        yield self._part("scale", format.part_name(name, "scale"), format.scale_dtypes[0], scale, scale, row)
         if format.global_suffix is not None:
             yield self._part("global_scale", name + format.global_suffix, "F32", (1,), (1,), row)
 

@@ -53,6 +53,8 @@ class Family:
     """Hole of stored names, other than layer and expert -> the size that counts it."""
     undescribed: Mapping[str, str]
     """Config key -> what is stored where it is set and the table has no rows for."""
+    formats: tuple[str, ...]
+    """The only quantised formats (_formats.yaml) that may be stored; empty: any that the config names."""
     document: str
     """The resolved table as YAML: what `extends` took over is written out."""
 
@@ -189,5 +191,5 @@ def parse_family(table: dict[str, Any]) -> Family:
     return Family(
         table["family"], tuple(table["match"]), expect, table.get("defaults", {}), table["sizes"],
         table.get("uneven", {}), count, mtp, layers, tuple(rows), blocks, table.get("text"), table.get("stored"),
-        table.get("holes", {}), table.get("undescribed", {}), dump_yaml(table),
+        table.get("holes", {}), table.get("undescribed", {}), tuple(table.get("formats", ())), dump_yaml(table),
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -41,6 +41,23 @@ class Format:
     shape_dtypes: tuple[str, ...] = ()
     global_suffix: str | None = None
     """Of one more scale for the whole matrix, F32 [1], by which the others are divided; None where there is none."""
+    replaced: str = ""
+    """End of the row's name in whose place the suffix of the scale stands."""
+    groups: tuple[str, ...] = ()
+    """Groups of roles that are stored so; none named: all."""
+    experts: Format | None = None
+    """How routed experts are stored, where that is otherwise."""
+
+    def of(self, group: str) -> Format | None:
+        """How the rows of a group of roles are stored; None where they stay plain."""
+        if group == "experts" and self.experts is not None:
+            return self.experts
+        return self if not self.groups or group in self.groups else None
+
+    def part_name(self, stored: str, part: str) -> str:
+        """The name of a part of the row that is called `stored` where it is plain."""
+        stem = stored.removesuffix(self.replaced) if part == "scale" else stored
+        return stem + self.suffixes()[part]
 
     def fitted(self, columns: int) -> Format:
         """The format for values of so many columns: a scale for each row spans them all."""
@@ -71,6 +88,11 @@ def _formats() -> dict[str, Any]:
     return dict(data)
 
 
+def format_names() -> list[str]:
+    """All that the table knows."""
+    return list(_formats())
+
+
 def column_steps(name: str) -> tuple[int, ...]:
     """How many values along the columns an element spans, in each stored dimension that columns are kept in.
 
@@ -88,18 +110,21 @@ def storage_format(name: str, block: tuple[int, int]) -> Format:
     return Format(
         name, block, values["suffix"], tuple(values["dtype"]), int(values.get("pack", 1)), scale["suffix"],
         tuple(scale["dtype"]), int(values.get("fold", 1)), shape.get("suffix"), tuple(shape.get("dtype", ())),
-        whole.get("suffix"),
+        whole.get("suffix"), scale.get("replaces", ""), tuple(entry.get("groups", ())),
     )  # fmt: skip
 
 
-def config_format(config: Mapping[str, Any]) -> Format | None:
+def config_format(config: Mapping[str, Any], names: Sequence[str] = ()) -> Format | None:
     """The format that config.quantization_config names; None where there is no such section.
 
-    Raises ConfigError where the section names a format that isn't known, or its block sizes make no sense.
+    `names`: the only ones that the family's table takes; without them all that no table has to name. Raises ConfigError
+    where the section names a format that isn't known, or its block sizes make no sense.
     """
     if config.get("quantization_config") is None:
         return None
-    for name, entry in _formats().items():
+    known = names or [name for name, entry in _formats().items() if not entry.get("by_table")]
+    for name in known:
+        entry = _formats()[name]
         try:
             if not evaluate(entry["when"], config):
                 continue
@@ -114,8 +139,16 @@ def config_format(config: Mapping[str, Any]) -> Format | None:
         sizes = isinstance(block, list) and len(block) == 2 and all(type(n) is int and 0 < n < 1 << 20 for n in block)
         if not sizes and block != list(ROW):
             raise ConfigError(f"config.json: quantisation block size {block!r}; two whole numbers above 0 are wanted")
-        return storage_format(name, (block[0], block[1]))
+        experts = config_format(config, [entry["experts"]]) if _holds(entry.get("experts"), config) else None
+        return replace(storage_format(name, (block[0], block[1])), experts=experts)
     section = config["quantization_config"]
     words = [section.get(key) for key in ("quant_method", "format")] if isinstance(section, dict) else [section]
     word = " ".join(str(word) for word in words if word is not None)
-    raise ConfigError(f"config.json: quantization_config {word!r} is an unknown format; known: {', '.join(_formats())}")
+    raise ConfigError(f"config.json: quantization_config {word!r} is an unknown format; known: {', '.join(known)}")
+
+
+def _holds(name: str | None, config: Mapping[str, Any]) -> bool:
+    try:
+        return name is not None and bool(evaluate(_formats()[name]["when"], config))
+    except MissingKey:
+        return False

@@ -41,7 +41,8 @@ class Names:
     """(identity of the row, part, layer or block) -> expert (0 where there is none) -> tensor number."""
     unmatched: list[int]
     layers_seen: set[int]
-    suffixes: dict[str, str]
+    format: Format | None
+    """The config's quantised format."""
     running: int
     """Layers that run; those for multi-token prediction follow."""
 
@@ -68,7 +69,7 @@ class Names:
 
     def stored_name(self, row: Row, part: str, index: int | None, expert: int | None = 0) -> str:
         """The name under which a part of the row is stored; without an expert its hole is kept."""
-        name = row.name_at(index, self.running) + self.suffixes[part]
+        name = _part_name(row, row.name_at(index, self.running), part, self.format)
         return name if expert is None else name.replace("{expert}", str(expert))
 
     def refuse_unmatched(self, checkpoint: Checkpoint, model: Model) -> None:
@@ -88,15 +89,16 @@ def match_names(
 
     Raises CheckpointError where two rows claim one name.
     """
-    suffixes = {"plain": "", **(format.suffixes() if format is not None else {})}
     entries: dict[str, Entry] = {}
     for row in rows:
-        for part, suffix in suffixes.items() if row.quant else [("plain", "")]:
-            if part == "values" and not suffix:
+        own = format.of(row.group) if format is not None and row.quant else None
+        for part in ("plain", *(own.suffixes() if own is not None else ())):
+            name = _part_name(row, row.name, part, format)
+            if part == "values" and name == row.name:
                 continue  # the plain name serves for both
-            entry = entries.setdefault(_HOLE.sub(".#", row.name + suffix), Entry())
-            entry.claims.append((row, part, tuple(_HOLE.findall(row.name + suffix))))
-    names = Names({}, [], set(), suffixes, len(model.forward_layers))
+            entry = entries.setdefault(_HOLE.sub(".#", name), Entry())
+            entry.claims.append((row, part, tuple(_HOLE.findall(name))))
+    names = Names({}, [], set(), format, len(model.forward_layers))
     for tensor, name in enumerate(checkpoint.names):
         found = entries.get(_NUMBER.sub(".#", name))
         if found is None or _ODD.search(name):
@@ -160,3 +162,8 @@ def _assign(
 
 def _applies(row: Row, model: Model, index: int) -> bool:
     return index < len(model.layers) and row.section.applies(model.layers[index].kinds, model.layers[index].mtp)
+
+
+def _part_name(row: Row, stored: str, part: str, format: Format | None) -> str:
+    own = format.of(row.group) if format is not None and part != "plain" else None
+    return stored if own is None else own.part_name(stored, part)

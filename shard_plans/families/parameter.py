@@ -111,7 +111,8 @@ def make_parameter(
     checkpoint: Checkpoint, names: Names, row: Row, layer: Layer | None, index: int | None, context: StoredAs
 ) -> Parameter | None:
     """The parameter of a row in a layer or block; None where the table allows that it isn't stored."""
-    model, format = context.model, context.format if row.quant else None
+    model = context.model
+    format = context.format.of(row.group) if context.format is not None and row.quant else None
     plain = names.take(row, "plain", index, model)
     packed = names.take(row, "values", index, model) if format is not None and format.values_suffix else None
     scale = names.take(row, "scale", index, model) if format is not None else None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from shard_plans.families.formats import format_names
+
 _EXPRESSION: dict[str, Any] = {
     "anyOf": [
         {"type": ["string", "integer"]},
@@ -42,6 +44,7 @@ FAMILY_SCHEMA: dict[str, Any] = {
         "prefix": {"type": "string"},
         "rename": {"type": "object", "additionalProperties": {"type": "string"}, "minProperties": 1},
         "text": {"type": "string", "pattern": r"^[a-z][a-z0-9_]*\??$"},
+        "formats": {"type": "array", "items": {"enum": format_names()}, "minItems": 1},
         "undescribed": {"type": "object", "additionalProperties": {"type": "string"}},
         "stored": {"enum": ["BF16", "F16", "F32"]},
         "holes": {"type": "object", "propertyNames": _NAME, "additionalProperties": _NAME},

@@ -29,6 +29,7 @@ INDEXES = {
     "gpt-oss-120b": (687, 65_248_815_744),
     "gpt-oss-20b": (459, 13_761_264_768),
     "qwen3.5-397b": (2_924, 806_795_875_168),
+    "deepseek-v4-flash": (69_187, 159_609_485_896),
 }
 """Tensors and payload bytes of published checkpoints: metadata.total_size of their index, or counted from headers."""
 UNKNOWN_TO_TRANSFORMERS = {"kimi-k3": None, "kimi-k2": "deepseek_v3", "minimax-m3": "minimax_m3_vl"}
