@@ -121,8 +121,17 @@ def _activation_items(run: list[Layer], model: Model, grid: Grid, workload: Work
     if seen:
         items.append(Item("activations", "images encoded", None, exactly(encoder_cache(model, workload))))
     if stage == grid.pp - 1:
-        items.append(Item("activations", "logits", None, exactly(logits(model, grid, workload))))
+        items.append(Item("activations", "logits", None, _sampled(model, grid, workload)))
     return items
+
+
+def _sampled(model: Model, grid: Grid, workload: Workload) -> Amount:
+    """Logits, and what an engine that samples while it measures its memory makes of them."""
+    known, rule = exactly(logits(model, grid, workload)), load_engine(workload.engine).value("sampler")
+    if not rule:
+        return known
+    numbers = max(int(rule["rows"]), -(-workload.concurrency // grid.dp)) * model.sizes["vocab"]
+    return Amount(*(max(known.low, numbers * int(rule[end])) for end in ("low", "typical", "high")))
 
 
 def _runtime_items(grid: Grid, workload: Workload) -> list[Item]:

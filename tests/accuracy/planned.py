@@ -15,9 +15,11 @@ from shard_plans.documents.yaml_text import load_yaml
 from shard_plans.families.binding import Binding
 from shard_plans.families.config_binding import bind_config
 from shard_plans.families.family import load_family
+from shard_plans.memory.amount import Amount
 from shard_plans.memory.caches import cached, kept
 from shard_plans.memory.count import rank_items
 from shard_plans.memory.engine import engine_stages, load_engine
+from shard_plans.memory.needs import stage_ranges
 from shard_plans.memory.payload import Payload
 from shard_plans.memory.pool import pool_tokens
 from tests.tools.plans import make_plan
@@ -99,6 +101,15 @@ def _weights(row: Mapping[str, str], case: Mapping[str, Any]) -> tuple[float, fl
     items = rank_items(Payload(binding), plan, 0)
     held = sum(item.amount.typical for item in items if item.component == "weights")
     return float(row["weights_gib_per_gpu"]), held / GIB
+
+
+def activations(row: Mapping[str, str], case: Mapping[str, Any], tokens: int) -> tuple[float, Amount]:
+    """GiB that the log prints, and the planner's range for a profiling step of so many tokens, on the printed rank."""
+    binding, plan = _plan(row, case)
+    load = replace(plan.workload, prefill_chunk=tokens, context=max(tokens, plan.workload.context))
+    stage = 0 if plan.grid.pp > 1 else plan.grid.pp - 1
+    found = stage_ranges(binding.model, plan.grid, load, stage, plan.stages[stage])
+    return float(row["activation_peak_gib"]), found["activations"]
 
 
 def _tokens(row: Mapping[str, str], case: Mapping[str, Any]) -> tuple[float, float]:

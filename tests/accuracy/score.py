@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.accuracy.planned import Score, cases, rows, score
+from shard_plans.memory.engine import load_engine
+from tests.accuracy.planned import Score, activations, cases, rows, score
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "accuracy.md"
 HEAD = """# How close the planner comes
@@ -28,6 +29,8 @@ RANGES = """
 | figure | in the logs | what the planner assumes for vLLM, low / typical / high |
 |---|---|---|
 """
+STEP = 8192
+"""Tokens of the profiling step that the activations are compared at; the logs don't say."""
 
 
 def table(scores: list[Score]) -> str:
@@ -45,9 +48,7 @@ def table(scores: list[Score]) -> str:
 
 def ranges() -> str:
     """Logged overheads beside the ranges."""
-    from shard_plans.memory.engine import load_engine
-
-    engine, found = load_engine("vllm"), rows()
+    engine, found, how = load_engine("vllm"), rows(), cases()
     graphs = sorted(float(row["graph_gib"]) for row in found.values() if row["graph_gib"])
     logged = {
         "graphs": ", ".join(f"{number:g}" for number in graphs) + " GiB of captured graphs in this file",
@@ -59,6 +60,13 @@ def ranges() -> str:
         ends = engine.range(rule)
         assumed = " / ".join(f"{end / 2**30:.2f}" for end in (ends.low, ends.typical, ends.high))
         lines.append(f"| {rule} | {words} | {assumed} GiB: {engine.source(rule)} |\n")
+    for row, case in how.items():
+        if "config" in case and found[row]["activation_peak_gib"]:
+            said, ends = activations(found[row], case, STEP)
+            assumed = " / ".join(f"{end / 2**30:.2f}" for end in (ends.low, ends.typical, ends.high))
+            where = "within" if ends.low <= said * 2**30 <= ends.high else "outside"
+            words = f"{row}: {said:g} GiB in a step whose tokens aren't printed"
+            lines.append(f"| activations | {words} | {assumed} GiB at {STEP:,} tokens: {where} |\n")
     return "".join(lines)
 
 

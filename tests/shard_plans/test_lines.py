@@ -11,7 +11,8 @@ from shard_plans.errors import PlanError
 from shard_plans.memory.amount import Amount, total
 from shard_plans.memory.cluster import parse_cluster
 from shard_plans.memory.count import grouped, ledger, rank_items, with_ledger
-from shard_plans.memory.engine import load_engine
+from shard_plans.memory.engine import FOLDER, load_engine
+from shard_plans.memory.needs import stage_items
 from shard_plans.memory.payload import Payload
 from tests.conftest import MakeCheckpoint
 from tests.shard_plans.test_memory import bound
@@ -100,3 +101,20 @@ def test_the_command_shows_the_lines(tiny: MakeCheckpoint, run_cli: RunCli, by: 
     found = run_cli(*words, "--json").json
     assert found["by"] == by and sum(line["high"] for line in found["lines"]) == found["ranks"][0]["high"]
     assert "weights" in run_cli(*words).stdout
+
+
+def test_every_rule_is_used_by_some_code() -> None:
+    """A rule that no code reads would be a claim that changes nothing."""
+    folder = FOLDER.parent
+    code = "".join(path.read_text() for path in folder.glob("*.py"))
+    for name in ("reshard", "vllm", "vllm@0.7", "sglang", "sglang@0.4.6"):
+        for rule in load_engine(name).rules:
+            assert f'"{rule}"' in code, rule
+
+
+def test_engines_that_sample_while_they_measure(tiny: MakeCheckpoint) -> None:
+    binding = bound(tiny("llama"))
+    vocab = binding.model.sizes["vocab"]
+    for engine, low in (("vllm", 6 * 256 * vocab), ("sglang", 4 * vocab)):
+        items = stage_items(binding.model, make_plan(binding).grid, Workload(64, 1, engine=engine), 0, (0, 1))
+        assert next(item.amount.low for item in items if item.operator == "logits") == low
