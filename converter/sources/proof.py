@@ -12,7 +12,8 @@ from typing import Any
 import xxhash
 
 from converter.sources.holdings import HeldTensor
-from converter.streams.reading import Reader, Stamp
+from converter.sources.windows import WindowReader
+from converter.streams.reading import Stamp
 from shard_plans.documents.digests import CHUNK
 from shard_plans.errors import CheckFailed, ManifestError
 
@@ -41,7 +42,7 @@ class ProvingReader(AbstractContextManager["ProvingReader"]):
     ) -> None:
         """`proven` has a byte for every chunk of the output, which is set when its digest was right."""
         self.out, self.room, self.proven = out, room, proven
-        self._reader = Reader(out, ManifestError, sizes, stamps, room)
+        self._reader = WindowReader(out, ManifestError, sizes, stamps, room)
         self._open: dict[int, _Open] = {}
 
     @property
@@ -53,6 +54,15 @@ class ProvingReader(AbstractContextManager["ProvingReader"]):
     def unproven(self) -> int:
         """Bytes that are left to read until the digests of all chunks read from are compared."""
         return sum(chunk.stop - chunk.place for number, chunk in self._open.items() if not self.proven[number])
+
+    @property
+    def piece(self) -> int:
+        """Bytes to take at a time where many places are read in turn."""
+        return min(self.room, self._reader.piece)
+
+    def rest(self) -> None:
+        """Say that other places will be read from now on."""
+        self._reader.rest()
 
     def take(self, tensor: HeldTensor, start: int, length: int) -> memoryview:
         """`length` bytes, at most `room`, of a shard tensor from byte `start`: a view that the next call may change.
@@ -76,7 +86,10 @@ class ProvingReader(AbstractContextManager["ProvingReader"]):
         self._open.clear()
 
     def _fetch(self, tensor: HeldTensor, start: int, length: int) -> memoryview:
-        return self._reader.fetch(tensor.file, tensor.start + start, length)
+        limit = start + length
+        if not self.proven[tensor.first_chunk + (limit - 1) // CHUNK]:  # the rest of it must be read in any case
+            limit = min(-(-limit // CHUNK) * CHUNK, tensor.nbytes)
+        return self._reader.take(tensor, tensor.file, tensor.start + start, length, tensor.start + limit)
 
     def _behind(self, tensor: HeldTensor, start: int) -> int:
         """From where to read so that the chunk in which `start` lies is hashed without a gap."""

@@ -34,7 +34,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Sharded(Source):
     """A finished output that stands for its checkpoint. Every byte of it is compared with its digest."""
 
-    buffers, sequential = 2, True
+    buffers, sequential = 3, True
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         """Read the manifests of the output in the checkpoint's folder. Raises ManifestError."""
@@ -125,7 +125,8 @@ class ShardReader(AbstractContextManager["ShardReader"]):
         """Nothing is read ahead: a part of a stored tensor is a large piece already."""
 
     def forget(self) -> None:
-        """Nothing to forget."""
+        """Deal the memory anew."""
+        self.shards.rest()
 
     def read(self, name: str, offset: int, view: memoryview) -> memoryview:
         """Fill `view`; see StoredReader."""
@@ -199,9 +200,10 @@ class ShardReader(AbstractContextManager["ShardReader"]):
         unit = layout.units[axis]
         low, high = spans[axis]
         rest = range(axis + 1, len(spans))
-        together = unit <= self.shards.room and all(spans[a] == (0, layout.stored[a]) for a in rest)
+        piece = self.shards.piece
+        together = unit <= piece and all(spans[a] == (0, layout.stored[a]) for a in rest)
         for match in clip(layout.matches[axis], low, high):
-            many = max(1, self.shards.room // max(1, unit * match.step)) if together else 1
+            many = max(1, piece // max(1, unit * match.step)) if together else 1
             for first in range(match.start, match.stop, many):
                 count = min(many, match.stop - first)
                 begin = base + (match.place + (first - match.start) * match.step) * unit
