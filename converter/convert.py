@@ -86,6 +86,8 @@ def convert(
             f"{checkpoint.fingerprint}; make a plan for this one"
         )
     source = open_source(checkpoint)
+    if checkpoint.sharded and checkpoint.folder.resolve() in out.resolve().parents:
+        raise OutputError(f"{out} and the output {checkpoint.folder} lie in one another; choose a folder of its own")
     via = source.via[-1].manifest if source.via else None
     identity = Identity(plan_digest(plan), checkpoint.fingerprint, options.ranks, part.count, via)
     layouts = [lay_out(file, identity.plan, identity.source) for file in placement.files]

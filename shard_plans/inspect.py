@@ -10,7 +10,7 @@ from pathlib import Path
 from shard_plans.checkpoints.checkpoint import INDEX, Checkpoint, load_object, open_checkpoint
 from shard_plans.checkpoints.config_file import config_alone, read_config
 from shard_plans.documents.conversions import ConvertedTensor, Tally
-from shard_plans.documents.manifest import ROOT, Manifest, read_manifest, read_shard_manifest
+from shard_plans.documents.manifest import ROOT, Manifest, Origin, read_manifest, read_shard_manifest
 from shard_plans.documents.plan import Plan, read_plan
 from shard_plans.errors import CheckpointError, FamilyError, ReshardError
 from shard_plans.families.agreement import disagreements
@@ -68,6 +68,12 @@ class Inspection:
     parallel: dict[str, int] | None = None
     """tp, pp, dp, ep, etp and world, of a plan or an output."""
     ranks: tuple[Rank, ...] | None = None
+    source: str | None = None
+    """Fingerprint of the checkpoint that an output was made from."""
+    manifest: str | None = None
+    """Digest of an output's root manifest."""
+    via: tuple[Origin, ...] | None = None
+    """The outputs through which an output's bytes came, the first made from the checkpoint."""
     notes: tuple[str, ...] = field(default=())
     weights: dict[str, str] | None = None
     """Group -> format, of a plan or an output: what isn't kept as stored."""
@@ -196,6 +202,7 @@ def _output(path: Path) -> Inspection:
     found = Inspection(
         "output", str(path), manifest.family, len(rows), sum(size for _, _, size, _ in rows), groups=_groups(rows),
         parallel=_parallel(plan.grid) if plan is not None else None, ranks=_ranks(manifest), notes=notes,
+        source=manifest.source.fingerprint, manifest=manifest.digest, via=manifest.via,
         weights=dict(plan.weights) if plan is not None else None, converted=tally.tensors(),
     )  # fmt: skip
     return _with_model(found, model) if model is not None else found

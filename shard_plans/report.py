@@ -114,6 +114,9 @@ def show_inspection(found: Inspection) -> None:
     console.print(f"[bold]{found.kind}[/bold], family {found.family or 'unknown'}: " + ", ".join(words))
     if found.parallel:
         console.print("  ".join(f"{axis} {number}" for axis, number in found.parallel.items()))
+    if found.manifest is not None:
+        steps = [f"output {origin.manifest} (plan {origin.plan})" for origin in found.via or ()]
+        console.print(" -> ".join([f"checkpoint {found.source}", *steps, f"this output {found.manifest}"]))
     if found.weights:
         console.print(weights_line(found.weights))
     if found.groups:

@@ -10,7 +10,7 @@ from typing import Any
 
 from shard_plans.checkpoints.config_file import config_alone, read_config
 from shard_plans.documents.plan import Plan, read_plan
-from shard_plans.documents.plan_check import check_plan
+from shard_plans.documents.plan_check import check_held, check_plan
 from shard_plans.documents.stored import kept_family, open_stored
 from shard_plans.errors import PlanError
 from shard_plans.families.agreement import disagreements
@@ -101,6 +101,7 @@ def find_plan(
     cards, binding = parse_cluster(cluster), open_model(checkpoint, family)
     counts = read_load(Path(expert_load), binding) if expert_load is not None else None
     workload = make_workload(binding.model, **load)
+    check_held(mtp, binding.source)
     return explore(
         binding, cards, sizes, workload, mtp, strict_blocks, goal, tp_across_nodes, counts, redundant_experts,
         weights=as_weights(weights),

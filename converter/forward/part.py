@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from converter.forward.batches import make_batches
@@ -100,13 +100,19 @@ def _move(move: Move, found: Mapping[int, bytes], workers: int) -> None:
     convert = [number for number in range(len(move.copied), len(move.units)) if number not in good]
     try:
         batches = make_batches(move.copied, left, move.checkpoint, move.buffer)
-        weights = [sum(move.units[number].nbytes for number in batch) for batch in batches]
-        dealt = Runs(batches, weights, workers) if move.source.sequential else batches
-        run_all(dealt, move.worker, move.batch, workers)
-        run_all(convert, move.worker, lambda hands, number: convert_unit(move, hands, number), workers)
+        run_all(_dealt(move, batches, workers), move.worker, move.batch, workers)
+        single = _dealt(move, [[number] for number in convert], workers)
+        run_all(single, move.worker, lambda hands, numbers: convert_unit(move, hands, numbers[0]), workers)
         shared = shared_chunks(move)
         run_all(shared, move.verifier, lambda reader, chunk: hash_chunk(move, reader, chunk), workers)
     except BaseException:
         move.finish(failed=True)
         raise
     move.finish()
+
+
+def _dealt(move: Move, batches: list[list[int]], workers: int) -> Iterable[list[int]]:
+    """The batches in order; of a source that is read best in order, from another place for each worker."""
+    if not move.source.sequential:
+        return batches
+    return Runs(batches, [sum(move.units[number].nbytes for number in batch) for batch in batches], workers)
