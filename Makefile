@@ -13,13 +13,17 @@ BASE := $(VENV)/.base-$(HERE)
 DEV := $(VENV)/.dev-$(HERE)
 REAL := $(VENV)/.real-$(HERE)
 
+# vLLM pins another torch and transformers, so it gets an environment of its own.
+ENGINES := $(VENV)-engines
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format bench clean
+.PHONY: help demo test test-all test-engines lint format bench clean
 
 help:
 	@echo 'make demo      plan, convert, check and verify a checkpoint that reshard makes itself'
 	@echo 'make test      lint, types, and the tests that need no download of a model'
 	@echo 'make test-all  the same with the slow tests: a trained model, greedy continuations'
+	@echo 'make test-engines  vLLM itself, on a CPU, loads what convert --layout vllm@0.33 writes (about 3 GB of packages)'
 	@echo 'make lint      ruff and mypy'
 	@echo 'make format    let ruff lay out the code'
 	@echo 'make bench     time and peak memory of a conversion against a plain copy (docs/performance.md)'
@@ -34,6 +38,9 @@ test: lint
 test-all: lint $(REAL)
 	$(RUN) -m pytest $(ARGS)
 
+test-engines: $(DEV) $(ENGINES)
+	RESHARD_VLLM_PYTHON=$(ENGINES)/bin/python $(RUN) -m pytest tests/engines $(ARGS)
+
 lint: $(DEV)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -47,7 +54,7 @@ bench: $(BASE)
 	$(RUN) -m tests.bench.bench_convert $(ARGS)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build reshard.egg-info
+	rm -rf $(VENV) $(ENGINES) .mypy_cache .ruff_cache .pytest_cache .hypothesis build reshard.egg-info
 
 # A half-made environment (no pip that answers) is made anew.
 define ENVIRONMENT
@@ -69,4 +76,10 @@ $(DEV): pyproject.toml constraints.txt
 $(REAL): $(DEV)
 	@echo 'installing what reads the trained model of the slow tests into $(VENV)'
 	@$(PIP) -e '.[dev,text,real]'
+	@touch $@
+
+$(ENGINES): tests/engines/requirements.txt
+	$(PYTHON) -m venv --clear $@
+	$@/bin/python -m pip install --quiet -r $<
+	$@/bin/python -m pip install --quiet --no-deps vllm==0.33.0
 	@touch $@

@@ -25,9 +25,10 @@ from shard_plans.layouts.registry import find_layout
 from shard_plans.placement.shards import ShardTensor
 from tests.checkpoints.store import read_tensors
 from tests.conftest import MakeCheckpoint
+from tests.engines.checkpoints import as_published
 from tests.tools import tamper
 from tests.tools.converted import contents
-from tests.tools.plans import make_plan
+from tests.tools.plans import make_plan, plan_id
 
 DUMPS = sorted(Path(__file__).with_name("vllm_keys").glob("*.json"))
 """state_dict() of the engine's classes, after the filter of its loader: shapes and types of each rank."""
@@ -56,11 +57,10 @@ def planned(dump: dict[str, Any], **changes: Any) -> list[ShardTensor]:
 @pytest.mark.parametrize("path", DUMPS, ids=lambda path: path.stem)
 def test_keys_shapes_and_types_are_the_engine_s(path: Path) -> None:
     dump = json.loads(path.read_text())
-    v3 = dump["config"]["model_type"] == "deepseek_v3"
     bias = any(key.endswith("correction_bias") for key in dump["kept"])
-    mine = {
-        t.name: (list(t.shape), TYPES[t.dtype]) for t in planned(dump, **({"topk_method": "noaux_tc"} if v3 else {}))
-    }
+    said = {"deepseek_v3": {"topk_method": "noaux_tc"}, "deepseek_v2": {"norm_topk_prob": False}}
+    tensors = planned(dump, **said.get(dump["config"]["model_type"], {}))
+    mine = {t.name: (list(t.shape), TYPES[t.dtype]) for t in tensors}
     if not bias:  # these classes were built without; then the router's bias is all that differs
         mine = {key: value for key, value in mine.items() if not key.endswith("e_score_correction_bias")}
     assert mine == {key: (value["shape"], value["dtype"]) for key, value in dump["kept"].items()}
@@ -78,25 +78,21 @@ NAMES = (
     "llama", "qwen2", "qwen2_untied", "qwen3", "mixtral", "qwen3_moe", "qwen3_moe_fp8", "deepseek_v2", "deepseek_v3",
 )  # fmt: skip
 SIZES: tuple[dict[str, int], ...] = ({}, {"tp": 2}, {"tp": 4}, {"tp": 2, "pp": 2}, {"tp": 2, "ep": 2})
+QUICK = ({"tp": 2, "pp": 2}, {"tp": 2, "ep": 2})
 
 
-def noaux(source: Path) -> Path:
-    """A checkpoint whose config says, as published ones do, how its router chooses, and that it isn't quantised."""
-    config = json.loads((source / "config.json").read_text())
-    if config["model_type"] == "deepseek_v3":
-        config["topk_method"] = "noaux_tc"
-    if "quantization_config" in config:
-        config["quantization_config"]["modules_to_not_convert"] = ["mlp.gate", "lm_head"]
-    (source / "config.json").write_text(json.dumps(config))
-    return source
-
-
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        pytest.param(name, sizes, id=f"{name} {plan_id(sizes)}", marks=[] if sizes in QUICK else pytest.mark.slow)
+        for name in NAMES
+        for sizes in SIZES
+    ],
+)
 def test_every_byte_goes_out_and_comes_back(
     name: str, sizes: dict[str, int], own_tiny: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    source, out = noaux(own_tiny(name)), tmp_path / "out"
+    source, out = as_published(own_tiny(name)), tmp_path / "out"
     dense = name.startswith(("llama", "qwen2", "qwen3")) and "moe" not in name
     if dense and "ep" in sizes:
         return
@@ -154,7 +150,7 @@ def test_the_vocabulary_is_padded_to_whole_64_rows(tiny: MakeCheckpoint, tmp_pat
 
 
 def test_placeholders_of_fp8(own_tiny: MakeCheckpoint, tmp_path: Path) -> None:
-    convert(noaux(own_tiny("qwen3_moe_fp8")), tmp_path / "out", layout="vllm@0.33")
+    convert(as_published(own_tiny("qwen3_moe_fp8")), tmp_path / "out", layout="vllm@0.33")
     (held,) = loaded(tmp_path / "out")
     scale = held["model.layers.0.self_attn.attn.k_scale"]
     assert (scale.item(), scale.dtype, scale.shape) == (-1.0, torch.bfloat16, ())
