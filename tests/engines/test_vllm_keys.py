@@ -58,7 +58,10 @@ def planned(dump: dict[str, Any], **changes: Any) -> list[ShardTensor]:
 def test_keys_shapes_and_types_are_the_engine_s(path: Path) -> None:
     dump = json.loads(path.read_text())
     bias = any(key.endswith("correction_bias") for key in dump["kept"])
-    said = {"deepseek_v3": {"topk_method": "noaux_tc"}, "deepseek_v2": {"norm_topk_prob": False}}
+    said: dict[str, dict[str, Any]] = {
+        "deepseek_v3": {"topk_method": "noaux_tc"},
+        "deepseek_v2": {"norm_topk_prob": False},
+    }
     tensors = planned(dump, **said.get(dump["config"]["model_type"], {}))
     mine = {t.name: (list(t.shape), TYPES[t.dtype]) for t in tensors}
     if not bias:  # these classes were built without; then the router's bias is all that differs
