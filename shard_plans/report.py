@@ -11,6 +11,7 @@ from rich.table import Table
 from shard_plans.console import out, size
 from shard_plans.documents.plan import Plan
 from shard_plans.inspect import Inspection
+from shard_plans.memory.amount import ENDS
 from shard_plans.memory.ledger import LedgerRow
 from shard_plans.report_precision import show_precision
 
@@ -29,6 +30,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     rows = plan.ledger or ()
     return {
         "fits": plan.fits,
+        "counted_at": plan.workload.assume,
         "parallel": parallel(plan),
         "stages": [list(stage) for stage in plan.stages],
         "ranks": [asdict(row) for row in rows],
@@ -69,12 +71,26 @@ def show_plan(plan: Plan) -> None:
         return
     worst = min(plan.ledger or (), key=lambda row: row.headroom)
     if plan.fits:
-        console.print(f"[green]fits[/green]: the fullest rank ({worst.rank}) has {size(worst.headroom)} left")
+        console.print(
+            f"[green]fits[/green]: the fullest rank ({worst.rank}) has {size(worst.headroom)} left, {counted(plan)}"
+        )
     else:
         console.print(
             f"[red]does not fit[/red]: rank {worst.rank} needs {size(worst.total)}, it may take {size(worst.limit)} of "
-            f"its card's {size(worst.capacity)}: {size(-worst.headroom)} too much"
+            f"its card's {size(worst.capacity)}: {size(-worst.headroom)} too much, {counted(plan)}"
         )
+
+
+def counted(plan: Plan) -> str:
+    """Which end of what can't be computed the verdict took, and whether another would change it."""
+    assume, rows = plan.workload.assume, plan.ledger or ()
+    fits = {end: all(getattr(row, end) <= row.limit for row in rows) for end in ENDS}
+    words = f"counted at the {assume} end of what can't be computed"
+    others = [end for end in ENDS if fits[end] != fits[assume]]
+    if not others:
+        return words
+    changed = "it fits" if fits[others[0]] else "it doesn't fit"
+    return f"{words}; at the {' and the '.join(others)} end {changed}"
 
 
 def unit_of(largest: int) -> tuple[str, float]:

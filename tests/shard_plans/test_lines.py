@@ -14,6 +14,7 @@ from shard_plans.memory.count import grouped, ledger, rank_items, with_ledger
 from shard_plans.memory.engine import FOLDER, load_engine
 from shard_plans.memory.needs import stage_items
 from shard_plans.memory.payload import Payload
+from shard_plans.report import counted
 from tests.conftest import MakeCheckpoint
 from tests.shard_plans.test_memory import bound
 from tests.tools.cli import RunCli
@@ -60,6 +61,23 @@ def test_the_fits_answer_follows_the_end_and_the_utilization(tiny: MakeCheckpoin
     assert [at[end].fits for end in ("low", "typical", "high")] == [True, True, False]
     tight = replace(at["typical"], workload=Workload(64, 1, utilization=0.5, assume="typical"))
     assert with_ledger(tight, binding).fits is False
+
+
+def test_the_verdict_says_which_end_it_took(tiny: MakeCheckpoint) -> None:
+    binding = bound(tiny("llama"))
+    base = replace(make_plan(binding), workload=Workload(64, 1, utilization=1.0))
+    row = (with_ledger(base, binding).ledger or ())[0]
+
+    def words(memory: int, assume: str) -> str:
+        load = replace(base.workload, assume=assume)
+        return counted(with_ledger(replace(base, cluster=parse_cluster(f"1x1:{memory}KB"), workload=load), binding))
+
+    roomy, tight = row.high // 1000 + 1, row.typical // 1000 + 1
+    assert words(roomy, "high") == "counted at the high end of what can't be computed"
+    assert words(tight, "high").endswith("; at the low and the typical end it fits")
+    assert words(tight, "typical").endswith(
+        "at the typical end of what can't be computed; at the high end it doesn't fit"
+    )
 
 
 def test_a_workload_is_kept_in_the_plan(tiny: MakeCheckpoint) -> None:

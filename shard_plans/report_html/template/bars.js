@@ -13,7 +13,7 @@
   verdict.className = report.fits ? "yes" : "no";
   verdict.textContent = report.fits
     ? `Fits: the fullest rank (${worst.rank}) has ${bytes(left)} left, counted at the ${load.assume} end.`
-    : `Does not fit: rank ${worst.rank} needs ${bytes(worst.total)} of ${bytes(worst.limit)}, ${bytes(-left)} too much.`;
+    : `Does not fit: rank ${worst.rank} needs ${bytes(worst.total)} of ${bytes(worst.limit)}, ${bytes(-left)} too much, counted at the ${load.assume} end.`;
 
   put("legend",
     ...report.parts.map((part) => make("span", {}, make("span", { class: "swatch", style: `background: var(--${part.key})` }), part.name)),
