@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log, sqrt
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,22 @@ class Assumptions:
     """Seconds that a kernel takes at least, launched from a captured graph."""
     elementwise: int = 4
     """Kernels of a layer that multiply no matrices: norms, rotation, activation, sums."""
+    routing: int = 6
+    """Further ones where there are experts: scores, choice, sorting, gathering, activation, weighted sum."""
+    spread: float = 0.5
+    """Standard deviation of the experts' loads over their mean, where no load file says it."""
     passes: int = 8
     """How often a layer reads or writes each token's hidden vector beside its matrix products."""
+
+    def imbalance(self, experts: int, slots: int) -> float:
+        """Load of the busiest of `slots` over the mean, for experts of independent loads dealt in order.
+
+        The sum of n loads varies by spread / sqrt(n), and the largest of many normal sums lies sqrt(2 ln slots)
+        deviations above the mean.
+        """
+        if slots < 2:
+            return 1.0
+        return 1 + self.spread * sqrt(2 * log(slots) * slots / experts)
 
     def sentences(self) -> tuple[str, ...]:
         """For --explain and --json."""
@@ -42,7 +57,8 @@ class Assumptions:
             "All-reduces cost the latency of a tree and the bandwidth of a ring, inside each node first, then between "
             "nodes. A token's row crosses the network once for each node that holds one of its experts, and is dealt "
             "on inside. Communication isn't overlapped with computing.",
-            "Without --expert-load every expert is chosen equally often; the experts that a step reads are the "
-            "expected number of distinct ones.",
+            f"Without --expert-load the experts' loads are taken to vary by {self.spread:.0%} of their mean, and the "
+            f"busiest slot to have the expected largest sum; the experts that a step reads are the expected number of "
+            f"distinct ones.",
             "Not counted: sampling, scheduling, the vision tower, speculative decoding, prefix caching.",
         )

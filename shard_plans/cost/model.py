@@ -79,12 +79,14 @@ class CostModel:
     network: Network
     assumptions: Assumptions = field(default_factory=Assumptions)
 
-    def times(self, grid: Grid, workload: Workload, imbalance: float = 1.0) -> Times:
+    def times(self, grid: Grid, workload: Workload, imbalance: float | None = None) -> Times:
         """Each layer's time for a decode micro-batch and for a prefill chunk.
 
-        `imbalance`: tokens of the busiest expert slot over the mean.
+        `imbalance`: tokens of the busiest expert slot over the mean; None: what is assumed.
         """
         model = self.work.binding.model
+        if imbalance is None:
+            imbalance = self.assumptions.imbalance(model.sizes.get("experts", 1), grid.ep)
         sequences = -(-workload.concurrency // grid.dp)
         micro = min(grid.pp, sequences)
         decode = Load(sequences / micro, workload.concurrency / micro, workload.context, 1 / micro, True)
@@ -131,7 +133,8 @@ class CostModel:
         """Seconds of matrix products: `tokens` rows through weights that are read `times` times."""
         reading = times * matrices.bytes / self._reading
         computing = 2 * matrices.values * tokens / self._rate(matrices.rate)
-        return max(reading, computing, matrices.kernels * self.assumptions.kernel)
+        kernels = matrices.kernels * (1 if matrices.rate == "bf16" else 2)  # rows are quantised first
+        return max(reading, computing, kernels * self.assumptions.kernel)
 
     def hop(self, grid: Grid, stage: int, layer: int, tokens: float) -> float:
         """Seconds of handing the stream on to `stage`, which begins with `layer`: each tp rank sends its part."""
@@ -163,7 +166,9 @@ class CostModel:
         tokens = load.everywhere / grid.edp
         rows = imbalance * tokens * topk / grid.ep
         touched = -(-count // grid.ep) * (1 - (1 - topk / count) ** max(tokens, 1.0))
-        return self.products(Matrices(expert.values, expert.bytes, expert.rate, 2), rows, max(touched, min(rows, 1.0)))
+        grouped = Matrices(expert.values, expert.bytes, expert.rate, 2)
+        routing = self.assumptions.routing * self.assumptions.kernel
+        return routing + self.products(grouped, rows, max(touched, min(rows, 1.0)))
 
     def _expert_links(self, grid: Grid, load: Load, imbalance: float) -> float:
         """Rows to their experts and back. Where attention isn't replicated an all-reduce may be the cheaper way."""

@@ -40,9 +40,9 @@ class Space:
         """Bytes that a rank may take."""
         return int(self.cluster.card.memory * self.workload.utilization)
 
-    def imbalance(self, grid: Grid) -> float:
-        """Tokens of the busiest expert slot over the mean, experts dealt without redundant copies."""
-        return self.dealer.dealt(grid).imbalance if self.dealer is not None else 1.0
+    def imbalance(self, grid: Grid) -> float | None:
+        """Tokens of the busiest expert slot over the mean, no expert doubled; None where no load says it."""
+        return self.dealer.dealt(grid).imbalance if self.dealer is not None else None
 
     def grids(self) -> list[Grid]:
         """The legal grids; GridError, with the legal sizes, where there are none."""

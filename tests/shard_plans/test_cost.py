@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ from shard_plans.search.stages import even
 from tests.conftest import MakeCheckpoint
 from tests.shard_plans.test_memory import bound, model
 
-PERFECT = Assumptions(memory=1, compute=1, links=1, kernel=0, elementwise=0, passes=0)
+PERFECT = Assumptions(memory=1, compute=1, links=1, kernel=0, elementwise=0, passes=0, routing=0, spread=0)
 FREE = Link("free", 1e30, 0)
 
 
@@ -52,6 +53,7 @@ def test_a_product_takes_the_longer_of_reading_and_multiplying(tiny: MakeCheckpo
     )  # no such rate
     slow = replace(cost, assumptions=replace(PERFECT, kernel=1.0))
     assert slow.products(replace(weights, kernels=3), 1) == 3.0
+    assert slow.products(replace(weights, kernels=3, rate="fp8"), 1) == 6.0
 
 
 def test_a_dense_layer_by_hand(tiny: MakeCheckpoint) -> None:
@@ -191,6 +193,16 @@ def test_more_of_anything_is_never_slower(
     longer = replace(load, context=load.context * 2)
     more = predict(cost, cost.times(grid, longer), grid, stages, longer)
     assert more.decode_step >= found[1].decode_step * 0.999999
+
+
+def test_an_assumed_imbalance() -> None:
+    """Against sums of independent loads drawn ten thousand times."""
+    assumed = Assumptions(spread=0.5)
+    assert assumed.imbalance(256, 1) == 1.0 and Assumptions(spread=0).imbalance(256, 8) == 1.0
+    loads = np.random.default_rng(0).normal(1.0, 0.5, (10_000, 256))
+    for slots in (8, 32, 64):
+        drawn = loads.reshape(10_000, slots, -1).mean(axis=2).max(axis=1).mean()
+        assert drawn <= assumed.imbalance(256, slots) <= 1 + 1.6 * (drawn - 1)
 
 
 def test_what_the_prediction_assumes_is_said() -> None:
