@@ -107,7 +107,7 @@ def _show_rejected(console: Console, groups: Sequence[Rejected], explain: bool) 
     for head in ("tp", "pp", "plans", "reason"):
         table.add_column(head, justify="left" if head == "reason" else "right", overflow="fold")
     for group in groups:
-        table.add_row(str(group.tp), str(group.pp), str(group.grids), group.detail)
+        table.add_row(str(group.tp), str(group.pp or "any"), str(group.grids), group.detail)
     console.print(table)
 
 

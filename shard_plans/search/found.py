@@ -29,9 +29,11 @@ class Rejected:
 
     tp: int
     pp: int
+    """0: any."""
     grids: int
+    """How many were judged; 0 where none was, for the reason given."""
     reason: str
-    """memory, speed or cut."""
+    """memory, speed, cut or nodes."""
     detail: str
     """The reason as a sentence, with its numbers."""
 

@@ -62,6 +62,7 @@ def judge(space: Space, goal: str, advise: bool = True) -> Found:
             verdicts.memory(candidate.grid, max(row.total for row in found.plan.ledger or ()))
         if len(kept) > SHOWN:
             break
+    verdicts.apart(space)
     grids = len(outlined) + len(refused)
     if not kept:
         closest = finished(space.payload, space.roomiest(), space.cluster, space.workload, space.mtp)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from shard_plans.console import size
 from shard_plans.errors import PlanError
 from shard_plans.placement.grid import Grid
+from shard_plans.placement.place import legal_sizes
 from shard_plans.search.candidate import Candidate
 from shard_plans.search.found import Rejected
+from shard_plans.search.space import Space
 
 Group = tuple[int, int]
 
@@ -20,6 +22,7 @@ class Verdicts:
         self._memory: dict[Grid, int] = {}
         self._cut: dict[Grid, PlanError] = {}
         self._speed: dict[Grid, tuple[float, float]] = {}
+        self._apart: list[int] = []
 
     def memory(self, grid: Grid, need: int) -> None:
         """The fullest rank needs at least `need` bytes."""
@@ -34,12 +37,21 @@ class Verdicts:
         if grid not in self._memory and grid not in self._cut:
             self._speed[grid] = (tokens, links)
 
+    def apart(self, space: Space) -> None:
+        """Sizes of tp that the model allows and the cluster could hold, were it not for the borders of its nodes."""
+        if space.wide or "tp" in space.fixed:
+            return
+        cards, world = space.cluster.cards, space.cluster.world
+        self._apart = [tp for tp in legal_sizes(space.binding, "tp") if world % tp == 0 and cards % tp]
+
     def groups(self, best: Candidate | None) -> tuple[Rejected, ...]:
         """One row for each tp and pp: the weakest reason, which the group's best grid has."""
         found: dict[Group, list[Grid]] = {}
         for grid in (*self._speed, *self._memory, *self._cut):
             found.setdefault((grid.tp, grid.pp), []).append(grid)
-        return tuple(self._group(group, grids, best) for group, grids in sorted(found.items()))
+        reason = "its groups would reach over nodes; --tp-across-nodes tries it"
+        apart = [Rejected(tp, 0, 0, "nodes", reason) for tp in self._apart]
+        return (*(self._group(group, grids, best) for group, grids in sorted(found.items())), *apart)
 
     def _group(self, group: Group, grids: list[Grid], best: Candidate | None) -> Rejected:
         tp, pp = group

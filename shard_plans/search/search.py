@@ -58,7 +58,7 @@ def explore(
     dealer = Dealer(experts, expert_load, cluster, redundant) if expert_load is not None else None
     payload = Payload(binding, strict_blocks, weights)
     space = Space(payload.binding, payload, cluster, workload or Workload(), mtp, fixed, wide, dealer)
-    if goal == "fewest-cards" and not fixed:
+    if goal == "fewest-cards":
         space = next((smaller for smaller in space.smaller() if smaller.fits()), space)
     if goal == "context":
         space = longest_context(space)

@@ -2,8 +2,8 @@
 
 python -m tests.bench.bench_planners --peers VENV/bin [--rounds 3]
 
-VENV holds hf-mem (with h2), kvfit, llm-mem-planner and aiconfigurator; those that are missing are left out. The first two
-ask the hub alone: a stand-in serves them the full-size sparse checkpoints that the tests make.
+VENV holds hf-mem (with h2), kvfit, llm-mem-planner and aiconfigurator. The first two ask the hub alone: a stand-in
+serves them the full-size sparse checkpoints that the tests make.
 """
 
 from __future__ import annotations

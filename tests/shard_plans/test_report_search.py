@@ -22,7 +22,7 @@ def test_json_says_what_was_found(tiny: MakeCheckpoint, run_cli: RunCli) -> None
     for other in found["alternatives"]:
         assert other["parallel"] != found["parallel"] and other["room"] > 0 and "tokens/s" in other["trades"]
     assert sum(group["grids"] for group in found["rejected"]) == found["grids"] - 1
-    assert {group["reason"] for group in found["rejected"]} == {"speed"}
+    assert {group["reason"] for group in found["rejected"]} == {"speed", "nodes"}
     assert found["remedies"] == [] and any("NVIDIA H100 data sheet" in line for line in found["assumptions"])
     assert found["workload"]["concurrency"] == 16
 

@@ -23,6 +23,6 @@
       make("ul", {}, ...report.remedies.map((remedy) => make("li", {}, `${remedy.kind}: ${remedy.text}`))));
   }
   put("rejected", table([["tp", true], ["pp", true], ["plans", true], ["reason"]],
-    report.rejected.map((group) => [group.tp, group.pp, group.grids, group.detail])));
+    report.rejected.map((group) => [group.tp, group.pp || "any", group.grids, group.detail])));
   put("assumptions", ...report.assumptions.map((line) => make("li", {}, line)));
 }
