@@ -85,7 +85,8 @@ def load_family(config: Mapping[str, Any], path: Path | None = None) -> Family:
     if not isinstance(model_type, str) or model_type not in known:
         raise FamilyError(
             f"config.json: model_type {model_type!r} is an unknown architecture; known: {', '.join(sorted(known))}. "
-            f"Describe it in a table of your own and pass it with --family FILE (docs/families.md)"
+            f"Describe its tensors in a table of your own (docs/families.md, Writing a table) and pass that with "
+            f"--family FILE"
         )
     return parse_family(_resolve(FOLDER / f"{known[model_type]}.yaml"))
 

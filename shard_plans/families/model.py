@@ -78,6 +78,10 @@ def bind_model(family: Family, config: Mapping[str, Any]) -> Model:
         except MissingKey:
             if not _only_vision(family, name):
                 raise
+    if 0 < sizes.get("experts", 0) < sizes.get("topk", 0):
+        raise ConfigError(
+            f"config.json: a token goes to {sizes['topk']} experts, but there are {sizes['experts']}; mend one of these"
+        )
     layers = []
     count = _whole(first_value(family.count, config), "the number of layers")
     extra = _whole(first_value(family.mtp["count"], config), "the number of MTP layers") if family.mtp else 0

@@ -81,6 +81,14 @@ def each_replica(plan: Plan, commands: tuple[Command, ...]) -> tuple[Command, ..
     )
 
 
+def stored_otherwise(plan: Plan, engine: str) -> list[str]:
+    """Why an engine that reads the checkpoint itself can't have the plan's precision."""
+    if not plan.weights:
+        return []
+    told = ", ".join(f"{group} as {name}" for group, name in plan.weights.items())
+    return [f"{engine} reads the checkpoint as it is stored; the plan stores {told}"]
+
+
 def partition(plan: Plan, layers: int) -> str:
     """Layers that run of each stage, as engines take them: `16,15,15,15`. Multi-token prediction isn't counted."""
     return ",".join(str(min(stop, layers) - first) for first, stop in plan.stages)

@@ -24,6 +24,7 @@ from shard_plans.launch.command import (
     node_shape,
     one_replica,
     partition,
+    stored_otherwise,
 )  # fmt: skip
 from shard_plans.launch.vllm import in_order
 
@@ -93,7 +94,7 @@ def _locations(plan: Plan, layers: int) -> list[list[int]]:
 
 
 def _reasons(plan: Plan) -> list[str]:
-    grid, found = plan.grid, []
+    grid, found = plan.grid, stored_otherwise(plan, "SGLang")
     experts = plan.experts
     if experts.default:
         every = (experts.default, *experts.layers.values())

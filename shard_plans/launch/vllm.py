@@ -23,6 +23,7 @@ from shard_plans.launch.command import (
     one_replica,
     partition,
     seats,
+    stored_otherwise,
 )  # fmt: skip
 from shard_plans.placement.experts import contiguous
 
@@ -79,7 +80,7 @@ def _on_nodes(plan: Plan, words: list[str], environment: dict[str, str]) -> tupl
 
 
 def _reasons(plan: Plan) -> list[str]:
-    grid, found = plan.grid, []
+    grid, found = plan.grid, stored_otherwise(plan, "vLLM")
     if plan.experts.default:
         stage = grid.stage_ranks
         if grid.ep * grid.etp != stage:

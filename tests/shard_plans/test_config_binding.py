@@ -194,6 +194,13 @@ def spoiled(config: dict[str, Any], text: dict[str, Any], key: str, value: objec
     return {**config, "text_config": {**text, key: value}}
 
 
+def test_more_experts_a_token_than_there_are(tmp_path: Path) -> None:
+    config = json.loads((CONFIGS / "qwen3-235b.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_experts_per_tok": 129}))
+    with pytest.raises(ReshardError, match="a token goes to 129 experts, but there are 128"):
+        open_model(tmp_path)
+
+
 def test_a_tower_that_never_ends(tmp_path: Path) -> None:
     config = json.loads((CONFIGS / "kimi-k3.json").read_text())
     config["vision_config"]["vt_num_hidden_layers"] = 10**12

@@ -159,6 +159,13 @@ def test_experts_placed_otherwise() -> None:
     assert not sglang_launch(plan, "M", 32).files
 
 
+def test_a_plan_in_another_precision_is_for_reshard_alone() -> None:
+    plan = replace(planned("mixtral-8x7b", Grid(2, 1, 1, 2, 1)), weights={"experts": "fp8_block"})
+    mine, vllm, sglang = launches(plan, model("mixtral-8x7b").model, "M")
+    assert mine.commands and not vllm.commands and not sglang.commands
+    assert "reads the checkpoint as it is stored; the plan stores experts as fp8_block" in vllm.reasons[0]
+
+
 def test_a_dense_model_has_no_expert_flags() -> None:
     for launch in launches(planned("llama-3.1-8b", Grid(4, 2, 1, 1, 4)), model("llama-3.1-8b").model, "M"):
         assert launch.commands and not any("expert" in w or "ep-size" in w for w in launch.commands[0].words)
