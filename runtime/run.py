@@ -12,9 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from converter.backward.gather import Shards
 from converter.check import CheckResult, check
 from runtime.checking.checks import Check
 from runtime.checking.ladder import reference_dtype
+from runtime.checking.precision import judge_precision
+from runtime.checking.rebuilt import Rebuilt
 from runtime.checking.reference import Reference
 from runtime.comm.distributed import DistributedComm, init
 from runtime.launch import agree, one_rank_a_process, room, run_ranks, tower_loader
@@ -24,9 +27,11 @@ from runtime.session import Job, Outcome
 from runtime.text import end_tokens
 from runtime.verdict import Ran, checks_of, not_checked
 from shard_plans.checkpoints.checkpoint import open_checkpoint
-from shard_plans.documents.manifest import ROOT
+from shard_plans.documents.conversions import Tally
+from shard_plans.documents.manifest import ROOT, read_shard_manifest
 from shard_plans.errors import CheckpointError, ManifestError, OutputError, RuntimeFault
 from shard_plans.families.binding import bind
+from shard_plans.placement.precision import in_precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +93,10 @@ def _run(request: Request, stack: ExitStack, comm: DistributedComm | None, began
     """Everything but the report. A shard that can't be loaded, or used, is a finding."""
     options, opened, device = request.options, request.opened, request.device
     here = comm is None or comm.rank == 0
-    at_rest, reference = agree(comm, device, lambda: _reference(request, stack) if here else (None, None))
+    nothing = None, None, None
+    at_rest, reference, own = agree(comm, device, lambda: _reference(request, stack) if here else nothing)
     outcome: Outcome | None = None
+    precision: Check | None = None
     fault: ManifestError | RuntimeFault | None = None
     reports = here
     figures: dict[str, Any] = {"input_ids": request.ids, "tokens": len(request.ids)}
@@ -108,6 +115,8 @@ def _run(request: Request, stack: ExitStack, comm: DistributedComm | None, began
         )  # fmt: skip
         with options.progress("running", "layers") as advance:
             outcome = run_ranks(replace(job, advance=advance), comm)
+        if reference is not None and own is not None and own is not reference:
+            precision = _precision(request, reference, own, outcome, job.ids)
         figures |= {"bytes_read": outcome.loaded, "seconds_waited": round(loader.seconds_waited, 3)}
     except ManifestError as found:
         fault = found
@@ -117,14 +126,17 @@ def _run(request: Request, stack: ExitStack, comm: DistributedComm | None, began
         fault = found  # the bytes are known to be wrong, and this is what they led to
     figures["seconds"] = round(time.monotonic() - began, 3)
     return Ran(opened, COMPUTE[options.compute], options.reference is not None, options.check_hashes, at_rest, outcome,
-               fault, figures, reports)  # fmt: skip
+               fault, figures, reports, precision)  # fmt: skip
 
 
-def _reference(request: Request, stack: ExitStack) -> tuple[CheckResult | None, Reference | None]:
-    """Check the shards' bytes against the checkpoint, and open it for the reference pass."""
+def _reference(request: Request, stack: ExitStack) -> tuple[CheckResult | None, Reference | None, Reference | None]:
+    """Check the shards' bytes against the checkpoint, and open it for the reference pass, in the plan's precision.
+
+    Last the same with the checkpoint's own weights: the same one where the plan doesn't change them.
+    """
     options, opened = request.options, request.opened
     if options.reference is None:
-        return None, None
+        return None, None, None
     checkpoint = open_checkpoint(options.reference)
     if checkpoint.fingerprint != opened.root.source.fingerprint:
         raise CheckpointError(
@@ -132,10 +144,25 @@ def _reference(request: Request, stack: ExitStack) -> tuple[CheckResult | None, 
             f"from {opened.root.source.fingerprint}; give the one it was made from"
         )
     binding = bind(checkpoint, opened.family)
+    wide = reference_dtype(COMPUTE[options.compute])
     with options.progress("comparing bytes", "bytes") as advance:
         at_rest = check(opened.out, deep=options.reference, progress=advance)
-    reference = Reference(binding, reference_dtype(COMPUTE[options.compute]), request.device)
-    return at_rest, stack.enter_context(reference)
+    converted = in_precision(binding, opened.plan.weights)
+    rebuilt = None if converted is binding else Rebuilt(Shards(opened.out, opened.root))
+    reference = stack.enter_context(Reference(converted, wide, request.device, rebuilt))
+    own = reference if rebuilt is None else stack.enter_context(Reference(binding, wide, request.device))
+    return at_rest, reference, own
+
+
+def _precision(request: Request, reference: Reference, own: Reference, outcome: Outcome, ids: Tensor) -> Check | None:
+    """What the plan's change of precision does; None where it cost nothing, or images take part."""
+    opened, tally = request.opened, Tally()
+    tally.take(read_shard_manifest(opened.out, file.name, opened.root) for file in opened.root.files)
+    lossy = [tensor for tensor in tally.tensors() if tensor.largest > 0]
+    if not lossy or request.images is not None:
+        return None
+    with request.options.progress("judging precision", "layers"):
+        return judge_precision(own, reference, ids, outcome.logits, lossy, opened.plan.weights)
 
 
 def _loader(request: Request, comm: DistributedComm | None) -> Loader:

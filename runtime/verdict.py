@@ -35,6 +35,8 @@ class Ran:
     figures: dict[str, Any]
     reports: bool
     """This process knows about the fault."""
+    precision: Check | None = None
+    """What the plan's change of precision does, where it changes something."""
 
 
 def checks_of(ran: Ran) -> tuple[Check, ...]:
@@ -42,6 +44,7 @@ def checks_of(ran: Ran) -> tuple[Check, ...]:
     found: list[Check | None] = [*_loading(ran), _bytes(ran)]
     if ran.outcome is not None:
         found += _exact(ran.outcome, ran.compared) if exact(ran.compute) else _smoke(ran.outcome)
+        found.append(ran.precision)
     return tuple(check for check in found if check is not None)
 
 
@@ -174,4 +177,9 @@ def not_checked(ran: Ran, generated: bool) -> tuple[str, ...]:
     if ran.compared and not exact(ran.compute):
         kind = str(ran.compute).removeprefix("torch.")
         said.append(f"In {kind} all thresholds are smoke tests; run float32 for the strict ones.")
+    if ran.compared and ran.opened.plan.weights:
+        said.append(
+            "The plan changes the precision of weights. The reference has them as converted, so that the limits stay "
+            "strict; whether the model is still good enough, only an evaluation with real prompts tells."
+        )
     return tuple(said)

@@ -17,8 +17,6 @@ from runtime.blocks.weights import LayerWeights, Stored, dense_expert, expert_co
 from shard_plans.errors import RuntimeFault
 
 Matrices = Stored | tuple[Stored, ...]
-SWAPPED = ("mxfp4_blocks",)
-"""Formats that store [out, in] what is [in, out] where it is plain."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +88,7 @@ def _product(ctx: RankContext, words: Mapping[str, Any], name: str, stored: Matr
     matrix = dense_expert(stored, expert, ctx.compute)
     format = stored.format if isinstance(stored, Stored) else stored[expert].format
     sides = words.get("expert_sides")
-    if sides == "in_out" or (sides == "in_out_unless_packed" and format not in SWAPPED):
+    if sides == "in_out" or (sides == "in_out_unless_packed" and format is None):
         matrix = matrix.T
     check_inner(f"{name}, expert {expert} of this rank", matrix, x)
     return functional.linear(x, matrix)

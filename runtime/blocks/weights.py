@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from runtime.blocks import int4, mxfp4
+from runtime.blocks.quantised import FORMATS, dequantise
 from shard_plans.errors import RuntimeFault
 
 
@@ -19,11 +19,13 @@ class Stored:
     values: Tensor
     """[rows, columns], [experts, rows, columns] or [length]."""
     scale: Tensor | None = None
-    """[.., ceil(rows / block rows), ceil(columns / block columns)]."""
+    """[.., ceil(rows / block rows), ceil(columns / block columns)]; MXFP4's are uint8 exponents."""
     format: str | None = None
-    """A name of FORMATS, or None where the values are plain."""
+    """A storage format (docs/precision.md), or None where the values are plain."""
     block: tuple[int, int] | None = None
     """Rows and columns that share one scale; the last block of a side may be partial."""
+    whole: Tensor | None = None
+    """NVFP4: [.., 1] float32, by which the scales of the matrix are divided."""
 
 
 LayerWeights = Mapping[str, "Stored | tuple[Stored, ...]"]
@@ -31,15 +33,16 @@ LayerWeights = Mapping[str, "Stored | tuple[Stored, ...]"]
 
 
 def dense(stored: Stored, dtype: torch.dtype) -> Tensor:
-    """The values in `dtype`, dequantised; fp8_block: value times scale rounded to float32, whatever `dtype` is."""
-    return _dense(stored.values, stored.scale, stored, dtype)
+    """The values in `dtype`, dequantised; value times scale is rounded to float32, whatever `dtype` is."""
+    return _dense(stored.values, stored.scale, stored.whole, stored, dtype)
 
 
 def dense_expert(stored: Stored | Sequence[Stored], index: int, dtype: torch.dtype) -> Tensor:
     """The matrix [rows, columns] of local expert `index`, dequantised alone."""
     if not isinstance(stored, Stored):
         return dense(stored[index], dtype)
-    return _dense(stored.values[index], None if stored.scale is None else stored.scale[index], stored, dtype)
+    scale, whole = (None if part is None else part[index] for part in (stored.scale, stored.whole))
+    return _dense(stored.values[index], scale, whole, stored, dtype)
 
 
 def expert_count(stored: Stored | Sequence[Stored]) -> int:
@@ -91,7 +94,7 @@ class Readings(Mapping[str, "Stored | tuple[Stored, ...]"]):
             raise RuntimeFault(f"no block reads {', '.join(unread)}; the family table's words need another block")
 
 
-def _dense(values: Tensor, scale: Tensor | None, stored: Stored, dtype: torch.dtype) -> Tensor:
+def _dense(values: Tensor, scale: Tensor | None, whole: Tensor | None, stored: Stored, dtype: torch.dtype) -> Tensor:
     if stored.format is None:
         if scale is not None or (values.is_floating_point() and values.element_size() == 1):
             raise RuntimeFault(f"{values.dtype} values {_shape(values)} came without a format; say how to read them")
@@ -102,40 +105,8 @@ def _dense(values: Tensor, scale: Tensor | None, stored: Stored, dtype: torch.dt
         raise RuntimeFault(
             f"{stored.format} values {_shape(values)} came without {'scale' if scale is None else 'block size'}"
         )
-    return FORMATS[stored.format](values, scale, stored.block, dtype)
-
-
-def _fp8_block(values: Tensor, scale: Tensor, block: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    rows, columns = values.shape[-2:]
-    grid = (*values.shape[:-2], -(-rows // block[0]), -(-columns // block[1]))
-    if tuple(scale.shape) != grid:
-        raise RuntimeFault(
-            f"fp8_block: values {_shape(values)} in blocks of {block[0]}x{block[1]} need scales {grid}, "
-            f"found {_shape(scale)}"
-        )
-    wide = scale.to(torch.float32).repeat_interleave(block[1], -1)[..., :columns]
-    wide = wide.repeat_interleave(block[0], -2)[..., :rows, :]
-    return values.to(torch.float32).mul_(wide).to(dtype)
-
-
-def _mxfp4_group(values: Tensor, scale: Tensor, block: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    return mxfp4.decode(values, scale, block[1], dtype)
-
-
-def _mxfp4_blocks(values: Tensor, scale: Tensor, block: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """gpt-oss's: columns in two dimensions [groups, bytes]."""
-    return mxfp4.decode(values.flatten(-2), scale, block[1], dtype)
-
-
-def _int4_group(values: Tensor, scale: Tensor, block: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    return int4.decode(values, scale, block[1], dtype)
+    return dequantise(values, scale, whole, stored.format, stored.block, dtype)
 
 
 def _shape(x: Tensor) -> str:
     return "x".join(str(size) for size in x.shape)
-
-
-FORMATS: Mapping[str, Callable[[Tensor, Tensor, tuple[int, int], torch.dtype], Tensor]] = {
-    "fp8_block": _fp8_block, "mxfp4_group": _mxfp4_group, "mxfp4_blocks": _mxfp4_blocks, "int4_group": _int4_group,
-}  # fmt: skip
-"""Quantised format -> values, scales, block and dtype to dense numbers."""

@@ -18,6 +18,7 @@ from runtime.blocks import forward, vision
 from runtime.blocks.forward import RankContext, Routing
 from runtime.blocks.images import Images
 from runtime.blocks.weights import LayerWeights, Stored
+from runtime.checking.rebuilt import Rebuilt
 from runtime.loading.reading import as_stored, empty_bytes, fill, open_file
 from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.errors import CheckpointError, RuntimeFault
@@ -42,7 +43,9 @@ class Record:
 class StoredWeights:
     """Reads parameters of a bound checkpoint by their byte ranges."""
 
-    def __init__(self, binding: Binding) -> None:
+    def __init__(self, binding: Binding, rebuilt: Rebuilt | None = None) -> None:
+        """`rebuilt` reads what isn't stored in the binding's precision."""
+        self._rebuilt = rebuilt
         self._checkpoint: Checkpoint = binding.checkpoint
         self._handles: dict[int, int] = {}
         self._layers: dict[int | str, list[Parameter]] = {}
@@ -56,11 +59,14 @@ class StoredWeights:
         weights: dict[str, Stored | tuple[Stored, ...]] = {}
         for parameter in self._layers.get(place, ()):
             if roles is None or parameter.role in roles:
-                parts = {part.kind: self._part(part, parameter.per_expert).to(device) for part in parameter.parts}
+                read = self._part if self._rebuilt is None or parameter.source is None else self._rebuilt.part
+                parts = {part.kind: read(part, parameter.per_expert).to(device) for part in parameter.parts}
                 format = None if parameter.format is None else parameter.format.name
                 number = "" if parameter.number is None else f".{parameter.number}"
                 role = parameter.role.replace(".", f"{number}.", 1)  # vision.qkv of block 3: vision.3.qkv
-                weights[role] = Stored(parts["values"], parts.get("scale"), format, parameter.block)
+                weights[role] = Stored(
+                    parts["values"], parts.get("scale"), format, parameter.block, parts.get("global_scale")
+                )
         return weights
 
     def _part(self, part: Part, stacked: bool) -> Tensor:
@@ -85,16 +91,23 @@ class StoredWeights:
         for handle in self._handles.values():
             os.close(handle)
         self._handles = {}
+        if self._rebuilt is not None:
+            self._rebuilt.close()
 
 
 class Reference:
     """The reference's forward pass over one list of ids, taken layer by layer, one layer in memory at a time."""
 
-    def __init__(self, binding: Binding, compute: torch.dtype, device: torch.device) -> None:
-        """Nothing is read yet; `compute` is float32 or float64. RuntimeFault where a block is missing."""
+    def __init__(
+        self, binding: Binding, compute: torch.dtype, device: torch.device, rebuilt: Rebuilt | None = None
+    ) -> None:
+        """Nothing is read yet; `compute` is float32 or float64. RuntimeFault where a block is missing.
+
+        `rebuilt` reads the weights that the binding has in another precision than the checkpoint.
+        """
         forward.check_model(binding.model)
         self.context: RankContext = forward.single_rank(binding.model, compute, device)
-        self._weights = StoredWeights(binding)
+        self._weights = StoredWeights(binding, rebuilt)
         self._layers = iter(binding.model.forward_layers)
         self._x: Tensor | None = None
         self._positions: Tensor | None = None
@@ -123,10 +136,14 @@ class Reference:
         if layer is None:
             raise RuntimeFault("the reference was asked for a layer behind its last one")
         with torch.no_grad():
-            weights = self._weights.section(layer.index, self.context.device)
+            weights = self.weights(layer.index)
             out, routing = forward.run_layer(self.context, layer, weights, start, None, positions)
         self._x = out
         return Record(layer, start, out, routing)
+
+    def weights(self, layer: int) -> LayerWeights:
+        """Of one layer, on the device."""
+        return self._weights.section(layer, self.context.device)
 
     def logits(self) -> Tensor:
         """[tokens, vocabulary] of the layer output reached so far."""

@@ -175,8 +175,11 @@ class Loader:
         for name, (item, values) in found.items():
             tensor = self._shards[item[0]].tensors[item[1]]
             if tensor.part == "values":
-                scale = found.get(f"{name}.scale")
-                weights[name] = Stored(values, None if scale is None else scale[1], tensor.format, tensor.block)
+                scale, whole = found.get(f"{name}.scale"), found.get(f"{name}.global_scale")
+                weights[name] = Stored(
+                    values, None if scale is None else scale[1], tensor.format, tensor.block,
+                    None if whole is None else whole[1],
+                )  # fmt: skip
         return weights
 
     def _schedule(self, wanted: int) -> None:

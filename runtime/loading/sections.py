@@ -18,7 +18,7 @@ def section_of(name: str) -> tuple[int, str]:
         return int(number), short
     if name.startswith(VISION):
         return FIRST, name
-    role = name.removesuffix(".scale")
+    role = name.removesuffix(".scale").removesuffix(".global_scale")
     if role not in OUTSIDE:
         raise ManifestError(f"tensor {name} belongs to no layer, and isn't {', '.join(OUTSIDE)}: nothing can use it")
     return OUTSIDE[role], name
