@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shard_plans.errors import FamilyError
+from shard_plans.errors import ConfigError, FamilyError
 from shard_plans.families.model import Layer, Model
 from shard_plans.memory.amount import Amount, exactly
 from shard_plans.memory.engine import Engine, load_engine
 from shard_plans.memory.kv_format import KvFormat, kv_format
-from shard_plans.memory.workload import Workload
+from shard_plans.memory.workload import LARGEST_COUNT, Workload
 from shard_plans.placement.grid import Grid
 
 STATE = 4
@@ -68,8 +68,7 @@ def _gqa(layer: Layer, model: Model, grid: Grid, kv: KvFormat) -> tuple[Kept, ..
     """max(1, kv_heads / tp) heads of keys and values: heads fewer than tp are repeated."""
     heads, width = -(-size(model, "kv_heads", layer) // grid.tp), size(model, "head_dim", layer)
     record = heads * (kv.vector(width) + kv.vector(model.sizes.get("value_dim", width)))
-    window = layer.words.get("window") or layer.words.get("chunk")
-    return (Kept("keys and values", record, window=int(window) if window else None),)
+    return (Kept("keys and values", record, window=_tokens(layer, "window") or _tokens(layer, "chunk")),)
 
 
 def _mla(layer: Layer, model: Model, grid: Grid, kv: KvFormat) -> tuple[Kept, ...]:
@@ -106,12 +105,12 @@ def _compressed(layer: Layer, model: Model, grid: Grid, kv: KvFormat) -> tuple[K
     in bf16: 584 bytes for DeepSeek-V4. The compressor remembers what it hasn't compressed yet, in fp32: two windows of
     8 tokens where it compresses 4 (`overlap: 2`), one of 128 where it compresses 128.
     """
-    width, rope, every = size(model, "head_dim"), size(model, "rope"), int(layer.words.get("compress") or 0)
+    width, rope, every = size(model, "head_dim"), size(model, "rope"), _tokens(layer, "compress")
     small = width - rope + 2 * rope + -(-((width - rope) // 64) // 8) * 8
     record = small if kv.bits <= 8 else kv.vector(width)
-    found = [Kept("window of keys and values", record, window=int(layer.words["window"]), certain=False)]
+    found = [Kept("window of keys and values", record, window=_tokens(layer, "window") or 1, certain=False)]
     if every:
-        overlap = int(layer.words.get("overlap") or 1)
+        overlap = _tokens(layer, "overlap") or 1
         found.append(Kept("compressed keys and values", record, every, certain=False))
         if layer.words.get("index_topk"):
             found.append(Kept("compressed index keys", _index_key(model), every, certain=False))
@@ -127,6 +126,18 @@ def _index(layer: Layer, model: Model, workload: Workload, engine: Engine) -> tu
     if word == "dsa" or (word == "previous" and engine.value("index_cache") == "every_layer"):
         return (Kept("index keys", _index_key(model)),)
     return ()
+
+
+def _tokens(layer: Layer, word: str) -> int | None:
+    """A word that counts tokens; None where the layer has none. ConfigError for what can't count any."""
+    value = layer.words.get(word)
+    if not value:
+        return None
+    if not 1 <= value <= LARGEST_COUNT or int(value) != value:
+        raise ConfigError(
+            f"config.json: layer {layer.index} has the {word} {value}; a whole number up to {LARGEST_COUNT} is wanted"
+        )
+    return int(value)
 
 
 def _index_key(model: Model) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shard_plans.families.model import Model
 from shard_plans.memory.activations import COMPUTE
+from shard_plans.memory.caches import size
 from shard_plans.memory.engine import load_engine
 from shard_plans.memory.workload import Workload
 
@@ -25,9 +26,14 @@ def encoder_cache(model: Model, workload: Workload) -> int:
 
 def tower_activations(model: Model, workload: Workload) -> int:
     """Bytes that the tower's pass holds at its peak, whole on a rank: for every patch the stream, its norm, and the
-    larger of q, k, v with the output and the feed-forward's inner width. A token is made of `merge` patches.
+    larger of q, k, v with the output and the feed-forward's inner width. A token is made of several patches.
     """
-    sizes = model.sizes
-    width = sizes.get("vt", 0)
+    sizes, width = model.sizes, size(model, "vt")
     inner = max(3 * sizes.get("vt_qkv", width) + width, sizes.get("vt_ffn", 4 * width) * 2)
-    return COMPUTE * image_tokens(model, workload) * sizes.get("merge", 1) * (2 * width + inner)
+    return COMPUTE * image_tokens(model, workload) * patches(model) * (2 * width + inner)
+
+
+def patches(model: Model) -> int:
+    """Patches that make one token: `merge`, or as many as the merged width holds; 4 where the table gives neither."""
+    sizes = model.sizes
+    return sizes.get("merge") or sizes.get("merged", 0) // sizes["hidden"] or 4

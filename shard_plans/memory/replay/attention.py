@@ -17,18 +17,20 @@ REPLAYED = 3
 
 
 def gqa(place: Place, layer: Layer, weights: Weights, x: Shape) -> Shape:
-    """As runtime/blocks/attention.py."""
+    """As runtime/blocks/gqa.py."""
     tape, width = place.tape, place.size("head_dim")
     heads, kv_heads = place.share("heads"), max(1, place.size("kv_heads") // place.grid.tp)
     q, k, v = fused(tape, weights, "attn.qkv", ("attn.q", "attn.k", "attn.v"), x)
+    gate = q.view(x.rows, heads, 0)  # an empty part of the same memory
     q, k, v = q.view(x.rows, heads, width), k.view(x.rows, kv_heads, width), v.view(x.rows, kv_heads, width)
     if layer.words.get("qk_norm") == "per_head":
-        q = rms_norm(q, weights["attn.q_norm"].dense(tape))
-        k = rms_norm(k, weights["attn.k_norm"].dense(tape))
+        q, k = rms_norm(q, weights["attn.q_norm"].dense(tape)), rms_norm(k, weights["attn.k_norm"].dense(tape))
     turn = turner(tape, layer, int(width * float(layer.words.get("rope_part", 1))), x.rows)
     q, k = turn(q), turn(k)
     y = attend(q, k, v, bool(layer.words.get("window")))
-    return row(tape, weights, "attn.o", y)
+    y = row(tape, weights, "attn.o", y)
+    del gate
+    return y
 
 
 def mla(place: Place, layer: Layer, weights: Weights, x: Shape) -> Shape:
@@ -77,13 +79,10 @@ def attend(q: Shape, k: Shape, v: Shape, window: bool) -> Shape:
         outputs.append(tape.new(heads, first, v.shape[2]))
     for start in range(first, tokens, step):
         part = min(step, tokens - start)
-        scores = _product(tape, heads, part, keys, _repeated(k, heads) if repeated else None).like()
-        ago = tape.new(part, keys, bytes=8)
-        hidden = _either(tape.new(part, keys, bytes=1), tape.new(part, keys, bytes=1)) if window else ago.like(1)
-        scores = made(scores.to(tape.wide), hidden)
-        chances = scores.like().to(tape.compute)
-        outputs.append(_weighted(chances, heads, part, v.shape[2], _repeated(v, heads) if repeated else None))
-        del chances
+        scores = _product(tape, heads, part, keys, _repeated(k, heads) if repeated else None).like().to(tape.wide)
+        scores = made(scores, _hidden(tape, part, keys, window))
+        shares = scores.like()
+        outputs.append(_weighted(shares.to(tape.compute), heads, part, v.shape[2], v if repeated else None))
     joined = tape.new(heads, tokens, v.shape[2])
     return _turned(joined, tokens, heads * v.shape[2])
 
@@ -92,8 +91,20 @@ def _product(tape: Tape, heads: int, part: int, keys: int, copy: Shape | None) -
     return tape.new(heads, part, keys)
 
 
-def _weighted(chances: Shape, heads: int, part: int, width: int, copy: Shape | None) -> Shape:
-    return chances.tape.new(heads, part, width)
+def _weighted(shares: Shape, heads: int, part: int, width: int, repeated: Shape | None) -> Shape:
+    copy = None if repeated is None else _repeated(repeated, heads)
+    y = shares.tape.new(heads, part, width)
+    del copy
+    return y
+
+
+def _hidden(tape: Tape, part: int, keys: int, window: bool) -> Shape:
+    """As runtime/blocks/mask.py, causal or with a window."""
+    ago = tape.new(part, keys, bytes=8)
+    hidden = ago.like(1)
+    if window:
+        hidden = _either(hidden, ago.like(1))
+    return hidden
 
 
 def _repeated(x: Shape, heads: int) -> Shape:

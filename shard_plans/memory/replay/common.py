@@ -10,9 +10,12 @@ from shard_plans.memory.replay.tape import Shape, Tape, made
 
 def rms_norm(x: Shape, weight: Shape) -> Shape:
     """As runtime/blocks/norms.py."""
+    return made(x, weight, _unit(x).to(x.bytes))
+
+
+def _unit(x: Shape) -> Shape:
     wide = x.to(x.tape.wide)
-    wide = made(wide, wide, _root(wide))
-    return made(x, weight, wide.to(x.bytes))
+    return made(wide, wide, _root(wide))
 
 
 def _root(wide: Shape) -> Shape:

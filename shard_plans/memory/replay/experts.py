@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shard_plans.errors import FamilyError
 from shard_plans.families.model import Layer
 from shard_plans.memory.replay.common import column, gated, linear, rms_norm, swiglu
 from shard_plans.memory.replay.held import Weights
@@ -26,21 +27,33 @@ def moe(place: Place, layer: Layer, weights: Weights, x: Shape, counts: Sequence
     order = _order(slot_and_local, tokens * topk)
     sent = column(tape, weights, "moe.latent_down", x) if words.get("latent") else x.view(*x.shape)
     sizes = tape.new(1, bytes=ID)
-    y = _through(
-        place, weights, _picked(sent, tokens * topk, _shifted(_taken(owner, order))), _taken(slot_and_local, order),
-        counts,
-    )  # fmt: skip
+    rows = _picked(sent, tokens * topk, _shifted(_taken(owner, order)))
+    y = _through(place, weights, rows, _taken(slot_and_local, order), counts)
     back = y.like()
     out = _combined(place, weights, back.view(tokens, topk, y.shape[1]), bool(words.get("latent")))
-    if words.get("shared") == "added":
-        out = made(out, out, swiglu(tape, weights, "shared", x))
-    del sizes, order
+    if words.get("shared") is not None:
+        out = made(out, out, _shared(tape, weights, words["shared"], x))
+    del sizes, order, rows
     return out, routing
+
+
+def _shared(tape: Tape, weights: Weights, word: str, x: Shape) -> Shape:
+    y = swiglu(tape, weights, "shared", x)
+    if word == "added":
+        return y
+    gate = column(tape, weights, "shared.router", x).to(tape.wide)
+    return _gated_by(y, gate.like()).to(tape.compute)
+
+
+def _gated_by(y: Shape, gate: Shape) -> Shape:
+    return y.like(y.tape.wide)
 
 
 def route(layer: Layer, topk: int, x: Shape, router: Shape, bias: Shape | None) -> list[Shape]:
     """As runtime/blocks/router.py: indices, shares, scores for the choice, margin."""
     tape, words = x.tape, layer.words
+    if words["score"] not in ("softmax", "sigmoid") or words.get("router_bias") == "logits":
+        raise FamilyError(f"the memory of a router that scores by {words['score']} isn't replayed")
     logits = linear(x, router)
     scores = logits.like()
     choice = scores if bias is None else scores.like()
@@ -139,6 +152,7 @@ def _products(place: Place, weights: Weights, x: Shape, local: Shape, counts: Se
     order = _order(local, x.rows)
     out = x.like()
     tape.new(len(counts), bytes=ID)
+    last: list[Shape] = []  # an expert's output lives until the next one's is there
     names = ("experts.gate_up",) if "experts.gate_up" in weights else ("experts.gate", "experts.up")
     for count in counts:
         if not count:
@@ -146,16 +160,21 @@ def _products(place: Place, weights: Weights, x: Shape, local: Shape, counts: Se
         h = tape.new(count, x.shape[1])
         parts = []
         for name in names:
-            matrix = weights[name].dense(tape)
-            parts.append(linear(h, matrix))
-        joined = tape.new(count, sum(part.shape[1] for part in parts))
-        half = joined.shape[1] // 2
-        gate, up = joined.view(count, half), joined.view(count, half)
-        del joined
-        down = weights["experts.down"].dense(tape)
-        linear(gated(gate, up), down)
+            parts.append(_product(weights[name].dense(tape), h))
+        both = tape.new(count, sum(part.shape[1] for part in parts))
+        half = both.shape[1] // 2
+        gate, up = both.view(count, half), both.view(count, half)
+        last[:] = [_through_down(tape, weights, gated(gate, up))]
     del order
     return out
+
+
+def _product(matrix: Shape, x: Shape) -> Shape:
+    return linear(x, matrix)
+
+
+def _through_down(tape: Tape, weights: Weights, x: Shape) -> Shape:
+    return _product(weights["experts.down"].dense(tape), x)
 
 
 def _combined(place: Place, weights: Weights, y: Shape, latent: bool) -> Shape:

@@ -19,6 +19,8 @@ from shard_plans.placement.shards import Placement, ShardTensor
 HEAD_ROWS = 16384
 """Rows of the head that the runtime converts at a time."""
 ATTENTION: Mapping[str, Callable[[Place, Layer, Weights, Shape], Shape]] = {"gqa": gqa, "mla": mla}
+KNOWN = {"qk_norm": (None, "per_head"), "act": ("silu",), "output_gate": (None,), "expert_pairs": (None,)}
+"""Words of a layer that change what lives, and their values that are replayed."""
 FIRST, LAST = "first", "last"
 Sections = Mapping[int | str, Weights]
 """Layer number, FIRST or LAST -> what the rank holds of it."""
@@ -32,8 +34,8 @@ def pass_peak(
     `compute`: bytes of a number that is computed in. `routed`: layer -> rows that each expert gets, of every layer with
     experts. One stage and one rank. Raises FamilyError for a block or format that isn't replayed.
     """
-    if grid.world > 1 or model.words.get("stream", "plain") != "plain":
-        raise FamilyError("only passes of one rank with a plain stream are replayed")
+    if grid.world > 1 or (model.words.get("stream"), model.words.get("norm")) != ("plain", "rms"):
+        raise FamilyError("only passes of one rank with a plain stream and plain norms are replayed")
     tape = Tape(compute)
     place = Place(model, grid, tape)
     x = _embed(tape, sections[FIRST], tokens)
@@ -62,8 +64,10 @@ def _looked_up(tape: Tape, table: Held, tokens: int, index: Shape) -> Shape:
 
 def _layer(place: Place, layer: Layer, weights: Weights, x: Shape, counts: Sequence[int]) -> Shape:
     attention = ATTENTION.get(str(layer.words["attn"]))
-    if attention is None or layer.words.get("index"):
-        raise FamilyError(f"the memory of attention {layer.words['attn']} isn't replayed")
+    odd = [word for word in ("index", "chunk", "sinks", "temperature", "expert_sides") if layer.words.get(word)]
+    odd += [f"{word} {layer.words.get(word)}" for word, known in KNOWN.items() if layer.words.get(word) not in known]
+    if attention is None or odd:
+        raise FamilyError(f"the memory of attention {layer.words['attn']} {', '.join(odd)} isn't replayed")
     out, routing = _run(place, layer, weights, x, attention, counts)
     del routing
     return out
