@@ -8,10 +8,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from runtime.blocks import forward, stream, vision
-from runtime.blocks.forward import LayerCache, RankContext, Routing
+from runtime.blocks import forward, vision
+from runtime.blocks.forward import Beside, LayerCache, RankContext, Routing
 from runtime.blocks.images import Images
 from runtime.blocks.weights import LayerWeights
+from runtime.hand_over import hand_over
 from runtime.loading.loader import Loader
 from runtime.loading.sections import FIRST, LAST
 from shard_plans.errors import RuntimeFault
@@ -81,19 +82,20 @@ def forward_pass(
     on none.
     """
     x = _embed(run, ids, images, watch) if run.ctx.at.stage == 0 else None
+    beside = Beside(ids)
     run.step()
     reached = 0
     for layer in run.ctx.model.forward_layers:
         stage = run.stage_of(layer.index)
         while reached < stage:
-            x, reached = _hand_over(run, x, reached, len(ids)), reached + 1
+            x, reached = hand_over(run.ctx, run.stages, reached, x, positions, beside), reached + 1
         if watch is not None:
             watch.before(layer)
         if x is not None:
-            x = _layer(run, layer, x, None if caches is None else caches[layer.index], positions, watch)
+            x = _layer(run, layer, x, None if caches is None else caches[layer.index], positions, beside, watch)
         run.step()
     while reached < len(run.stages) - 1:
-        x, reached = _hand_over(run, x, reached, len(ids)), reached + 1
+        x, reached = hand_over(run.ctx, run.stages, reached, x, positions, beside), reached + 1
     scores = None if x is None else _logits(run, x[-1:] if only_last else x)
     run.step()
     return scores
@@ -114,11 +116,12 @@ def _embed(run: RankRun, ids: Tensor, images: Images | None, watch: Watcher | No
 
 
 def _layer(
-    run: RankRun, layer: Layer, start: Tensor, cache: LayerCache | None, positions: Tensor, watch: Watcher | None
-) -> Tensor:
+    run: RankRun, layer: Layer, start: Tensor, cache: LayerCache | None, positions: Tensor, beside: Beside,
+    watch: Watcher | None,
+) -> Tensor:  # fmt: skip
     rank = run.ctx.at.rank
     weights = run.loader.get(rank, layer.index)
-    out, routing = forward.run_layer(run.ctx, layer, weights, start, cache, positions)
+    out, routing = forward.run_layer(run.ctx, layer, weights, start, cache, positions, beside)
     if watch is not None:
         watch.after(layer, weights, start, out, routing)
     run.loader.release(rank, layer.index)
@@ -130,14 +133,3 @@ def _logits(run: RankRun, x: Tensor) -> Tensor:
     scores = forward.logits(run.ctx, run.loader.get(rank, LAST), x)
     run.loader.release(rank, LAST)
     return scores
-
-
-def _hand_over(run: RankRun, x: Tensor | None, stage: int, tokens: int) -> Tensor | None:
-    """Move the stream from `stage` to the next, each rank to the one in its place there."""
-    ctx, step = run.ctx, run.ctx.grid.stage_ranks
-    if x is not None:
-        ctx.comm.send(x, ctx.at.rank + step)
-    elif ctx.at.stage == stage + 1:
-        shape = stream.shape(ctx.model, tokens, run.stages[stage + 1][0])
-        return ctx.comm.recv(ctx.at.rank - step, shape, ctx.compute)
-    return None

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from runtime.blocks import forward, stream
-from runtime.blocks.forward import Routing
+from runtime.blocks.forward import Beside, Routing
 from runtime.blocks.images import Images
 from runtime.blocks.weights import LayerWeights
 from runtime.checking.checks import Measure, worst
 from runtime.checking.compare import NOISE, Routed, compare_routing, cosine, layer_error, relative, relative_margin
 from runtime.checking.reference import Record, Reference
+from runtime.hand_over import picks_before
 from runtime.passes import RankRun
 from shard_plans.console import Advance
 from shard_plans.families.model import Layer
@@ -52,7 +53,7 @@ class Ladder:
         self.run, self.ctx = run, run.ctx
         self._compare, self._reference = compare, reference
         self._wide = reference_dtype(run.ctx.compute)
-        self._tokens = len(ids)
+        self._tokens, self._beside = len(ids), Beside(ids)
         self._positions = torch.arange(len(ids), device=run.ctx.device)
         self._start = self._out = torch.empty(0)
         if compare:
@@ -94,6 +95,10 @@ class Ladder:
         record: Record | None = None if self._reference is None else self._reference.next_layer()
         self._start, self._out = self._out, self._share(None if record is None else record.out)
         self._routing = None
+        if layer.words.get("index") == "previous":
+            shape = (self._tokens, min(self._tokens, picks_before(self.ctx.model, layer.index)))
+            picked = None if record is None else record.picked
+            self._beside.picked = self.ctx.comm.broadcast(picked, 0, shape, torch.int64)
         if layer.words.get("ffn") == "moe":
             found = record.routing if record is not None else None
             comm, tokens = self.ctx.comm, self._tokens
@@ -116,7 +121,7 @@ class Ladder:
         if not self._compare:
             return
         alone, alone_routing = forward.run_layer(
-            self.ctx, layer, weights, self._start.to(self.ctx.compute), None, self._positions
+            self.ctx, layer, weights, self._start.to(self.ctx.compute), None, self._positions, self._beside
         )
         where = f"layer {layer.index}, rank {self.ctx.at.rank}"
         if alone.shape != self._out.shape or out.shape != self._out.shape:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from runtime.blocks import forward, vision
-from runtime.blocks.forward import RankContext, Routing
+from runtime.blocks.forward import Beside, RankContext, Routing
 from runtime.blocks.images import Images
 from runtime.blocks.weights import LayerWeights, Stored
 from runtime.checking.rebuilt import Rebuilt
@@ -38,6 +38,8 @@ class Record:
     """The stream out of it."""
     routing: Routing | None
     """Where the tokens went, if the layer is a mixture of experts."""
+    picked: Tensor | None = None
+    """What an indexer before the layer picked [tokens, k]."""
 
 
 class StoredWeights:
@@ -111,6 +113,7 @@ class Reference:
         self._layers = iter(binding.model.forward_layers)
         self._x: Tensor | None = None
         self._positions: Tensor | None = None
+        self._beside = Beside()
 
     @property
     def bytes_read(self) -> int:
@@ -123,6 +126,7 @@ class Reference:
         ids = ids.to(device)
         self._layers = iter(self.context.model.forward_layers)
         self._positions = torch.arange(len(ids), device=device)
+        self._beside = Beside(ids)
         with torch.no_grad():
             tower = {} if images is None else self._weights.section("vision", device)
             seen = None if images is None else vision.see(self.context, tower, images, ids)
@@ -136,10 +140,10 @@ class Reference:
         if layer is None:
             raise RuntimeFault("the reference was asked for a layer behind its last one")
         with torch.no_grad():
-            weights = self.weights(layer.index)
-            out, routing = forward.run_layer(self.context, layer, weights, start, None, positions)
+            weights, picked = self.weights(layer.index), self._beside.picked
+            out, routing = forward.run_layer(self.context, layer, weights, start, None, positions, self._beside)
         self._x = out
-        return Record(layer, start, out, routing)
+        return Record(layer, start, out, routing, picked)
 
     def weights(self, layer: int) -> LayerWeights:
         """Of one layer, on the device."""

@@ -6,7 +6,7 @@ from tests.checkpoints.variants import BASE, DEEPSEEK_V3, GQA, HIDDEN, LLAMA3, R
 
 MLA: Config = {key: value for key, value in DEEPSEEK_V3.items() if key != "num_nextn_predict_layers"}
 NO_GROUPS: Config = {"n_group": 1, "topk_group": 1}
-INDEXER: Config = {"index_n_heads": 4, "index_head_dim": 16, "index_topk": 8}
+INDEXER: Config = {"index_n_heads": 16, "index_head_dim": 16, "index_topk": 8}  # with few heads many scores are 0
 PLAIN_YARN: Config = {key: value for key, value in YARN.items() if not key.startswith("mscale")}
 AXIAL: Config = {"rope_type": "axial", "rope_theta": 10000.0}
 MOE: Config = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32}
@@ -84,7 +84,11 @@ ARCHITECTURES: dict[str, Variant] = {
         },
     ),
     "deepseek_v32": Variant("deepseek_v32", "DeepseekV32", MLA | INDEXER),
-    "glm_moe_dsa": Variant("glm_moe_dsa", "GlmMoeDsa", MLA | INDEXER | NO_GROUPS | {"rope_parameters": ROPE}),
+    "glm_moe_dsa": Variant(
+        "glm_moe_dsa",
+        "GlmMoeDsa",
+        MLA | INDEXER | NO_GROUPS | {"rope_parameters": ROPE, "indexer_types": ["full", "shared", "full"]},
+    ),
     "deepseek_v4": Variant(
         "deepseek_v4",
         "DeepseekV4",
@@ -92,7 +96,7 @@ ARCHITECTURES: dict[str, Variant] = {
         | {
             "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 32, "q_lora_rank": 32,
             "moe_intermediate_size": 32, "n_routed_experts": 16, "n_shared_experts": 1, "num_experts_per_tok": 4,
-            "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 4, "index_head_dim": 16, "index_topk": 2,
+            "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 16, "index_head_dim": 16, "index_topk": 2,
             "partial_rotary_factor": 0.25, "qk_rope_head_dim": 8, "sliding_window": 8, "hc_mult": 2,
             "hc_sinkhorn_iters": 4, "num_nextn_predict_layers": 0,
             "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
