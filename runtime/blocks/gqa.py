@@ -7,6 +7,7 @@ from torch import Tensor
 
 from runtime.blocks.attention import attend
 from runtime.blocks.beside import Beside
+from runtime.blocks.block_index import index_keys, index_queries, pick_blocks
 from runtime.blocks.cache import LayerCache
 from runtime.blocks.context import RankContext
 from runtime.blocks.linear import expect_shape, fused_linear, row_linear
@@ -27,7 +28,8 @@ def gqa(
     Reads attn.qkv or attn.q, attn.k, attn.v; attn.q_norm and attn.k_norm where `qk_norm` has weights; attn.sinks
     [heads] where `sinks`; attn.o. Any may have a bias. Where KV heads are fewer than tp ranks, each rank holds the one
     head that its queries need. `output_gate: per_head`: attn.q gives each head's query, then its gate, whose sigmoid
-    multiplies the head's output.
+    multiplies the head's output. With `index: block` a query sees the blocks of keys that block_index.py picks, and the
+    cache keeps index keys too.
     """
     words, width = layer.words, ctx.size("head_dim")
     heads, kv_heads = ctx.share("heads"), local_kv_heads(ctx)
@@ -39,10 +41,14 @@ def gqa(
     q, k = norm_heads(ctx, words.get("qk_norm"), weights, q, k)
     turn = turner(words, ctx.model.text, rotary_width(ctx, layer, width), positions, ctx.compute)
     q, k = (unit_heads(ctx, words.get("qk_norm"), turn(part)) for part in (q, k))
-    seen = positions
+    indexed = words.get("index") == "block"
+    kept, seen = [k, v, *([index_keys(ctx, weights, x, turn)] if indexed else [])], positions
     if cache is not None:
-        seen, (k, v) = cache.append(positions, [k, v])
-    mask = Mask(positions, seen, words.get("window"), words.get("chunk"))
+        seen, kept = cache.append(positions, kept)
+    k, v, picked = kept[0], kept[1], None
+    if indexed:
+        picked = pick_blocks(words, index_queries(ctx, weights, x, turn, kv_heads), kept[2], positions, seen)
+    mask = Mask(positions, seen, words.get("window"), words.get("chunk"), picked)
     scale = softmax_scale(words, ctx.model.text, width)
     y = attend(tempered(ctx, layer, q, positions), k, v, scale, mask, sinks(ctx, layer, weights, heads))
     if gate.shape[-1]:

@@ -19,7 +19,7 @@ MODEL_CHOICES: Mapping[str, tuple[str, ...]] = {
 MODEL_NUMBERS = frozenset({"eps", "res_block"})
 LAYER_CHOICES: Mapping[str, tuple[Any, ...]] = {
     "attn": ("gqa", "mla", "kda", "gdn"),
-    "index": ("dsa", "previous"),
+    "index": ("dsa", "block", "previous"),
     "index_rope": ("half", "interleaved"),
     "qk_norm": ("per_head", "all_heads", "l2"),
     "rope": ("none", *STYLES),
@@ -40,7 +40,7 @@ LAYER_CHOICES: Mapping[str, tuple[Any, ...]] = {
     "latent": (True, False),
 }
 LAYER_NUMBERS = frozenset({
-    "index_topk", "rope_part", "window", "chunk", "temperature", "temperature_floor", "latent_eps", "groups", "topk_groups",
+    "index_topk", "index_block", "index_local", "rope_part", "window", "chunk", "temperature", "temperature_floor", "latent_eps", "groups", "topk_groups",
     "renormalize_min", "scale", "decay_bound", "alpha", "limit", "beta", "linear_beta",
 })  # fmt: skip
 NEEDED: Mapping[str, tuple[str, ...]] = {
@@ -49,6 +49,7 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "mla": ("rope", "latent_eps"),
     "kda": ("decay", "gate"),
     "index dsa": ("index_rope", "index_topk"),
+    "index block": ("index_block", "index_topk"),
     "decay sigmoid": ("decay_bound",),
     "situ": ("beta", "linear_beta"),
     "gpt_oss": ("alpha", "limit"),

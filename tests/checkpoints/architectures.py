@@ -189,6 +189,7 @@ ARCHITECTURES: dict[str, Variant] = {
         "",
         {
             "text_config": GQA
+            | part(0.5)
             | {
                 "intermediate_size": 32, "dense_intermediate_size": 96, "shared_intermediate_size": 32,
                 "num_local_experts": 16, "num_experts_per_tok": 4, "routed_scaling_factor": 2.0, "rotary_dim": 8,
