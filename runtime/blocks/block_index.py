@@ -38,9 +38,7 @@ def index_queries(ctx: RankContext, weights: LayerWeights, x: Tensor, turn: Turn
     return turn(model_norm(ctx, weights, "index.q_norm", queries[:, mine]))
 
 
-def pick_blocks(
-    words: Mapping[str, Any], queries: Tensor, keys: Tensor, positions: Tensor, seen: Tensor
-) -> Tensor:
+def pick_blocks(words: Mapping[str, Any], queries: Tensor, keys: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
     """True for the keys [S, width] that queries [T, heads, width] see: [heads, T, S], before causality.
 
     A block of `index_block` positions scores as its best key does. `index_topk` blocks are seen, first of all the last

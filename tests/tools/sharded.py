@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from runtime.comm.virtual import VirtualWorld
 from runtime.loading.loader import Loader, LoadOptions
 from runtime.opened import open_output
 from runtime.passes import RankRun, forward_pass
-from shard_plans.families.model import Layer
+from shard_plans.families.model import Layer, Model
 
 CPU = torch.device("cpu")
 
@@ -56,18 +56,25 @@ class Computed:
 
 
 def run_output(
-    out: Path, ids: Tensor, compute: torch.dtype = torch.float32, chunks: Sequence[int] | None = None
+    out: Path,
+    ids: Tensor,
+    compute: torch.dtype = torch.float32,
+    chunks: Sequence[int] | None = None,
+    spoil: Callable[[Model], Model] | None = None,
 ) -> Computed:
-    """One prefill of ids [tokens] over all virtual ranks of `out`; or a pass for each chunk, through the cache."""
+    """One prefill of ids [tokens] over all virtual ranks of `out`; or a pass for each chunk, through the cache.
+
+    `spoil` changes the model that the ranks believe to run.
+    """
     opened = open_output(out)
-    grid = opened.plan.grid
+    grid, model = opened.plan.grid, opened.model if spoil is None else spoil(opened.model)
     watches = [Watch() for _ in range(grid.world)]
     options = LoadOptions(CPU)
     with Loader(out, opened.root, range(grid.world), len(opened.model.forward_layers), options) as loader:
 
         def rank(comm: Comm) -> Tensor | None:
             at = grid.coordinate(comm.rank)
-            ctx = RankContext(grid, at, comm, opened.model, opened.plan.experts, compute, CPU)
+            ctx = RankContext(grid, at, comm, model, opened.plan.experts, compute, CPU)
             run = RankRun(ctx, loader, opened.plan.stages, lockstep=True)
             caches = None if chunks is None else run.new_caches()
             parts = [

@@ -31,8 +31,10 @@ EDGE_CELLS = [(name, EDGE_PLANS.get(name, {"tp": 2, "pp": 3})) for name in EDGES
 
 RUN = (
     "glm4_moe", "gpt_oss", "gpt_oss_mxfp4", "minimax_m2", "deepseek_v2", "ernie4_5_moe", "qwen3_next", "kimi_linear",
-    "llama4_text", "kimi_k25", "kimi_k25_int4", "qwen3_vl_moe",
+    "llama4_text", "kimi_k25", "kimi_k25_int4", "qwen3_vl_moe", "deepseek_v32", "glm_moe_dsa", "minimax_m3_vl",
 )  # fmt: skip
+STEPS = ("gpt_oss", "qwen3_next", "llama4_text", "glm_moe_dsa", "minimax_m3_vl")
+"""Those whose caches keep something that the others' don't."""
 ARCHITECTURE_CELLS = [
     pytest.param(name, number, id=f"{name} {plan_id(plan)}", marks=[] if number in QUICK else pytest.mark.slow)
     for name in RUN
@@ -85,11 +87,12 @@ def test_an_architecture_computes_what_transformers_does(
     convert_tiny(source, out, PLANS[number])
     reference = expected(source)
     assert_computed(run_output(out, reference["input_ids"][0]), reference)
-    found = verify_and_run(RunOptions(out, source, max_new_tokens=2))
-    assert found.passed, found.checks
+    if number != QUICK[0]:
+        found = verify_and_run(RunOptions(out, source, max_new_tokens=2))
+        assert found.passed, found.checks
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", [n if n in STEPS else pytest.param(n, marks=pytest.mark.slow) for n in RUN])
 def test_step_after_step_is_the_same(name: str, tiny: MakeCheckpoint, tmp_path: Path) -> None:
     """Through the cache: a prefill, pieces and single tokens, past windows, chunks and blocks."""
     source, out = tiny(name), tmp_path / "out"
