@@ -40,8 +40,9 @@ LAYER_CHOICES: Mapping[str, tuple[Any, ...]] = {
     "latent": (True, False),
 }
 LAYER_NUMBERS = frozenset({
-    "index_topk", "index_block", "index_local", "rope_part", "window", "chunk", "temperature", "temperature_floor", "latent_eps", "groups", "topk_groups",
-    "renormalize_min", "scale", "decay_bound", "alpha", "limit", "beta", "linear_beta",
+    "index_topk", "index_block", "index_local", "rope_part", "window", "chunk", "temperature", "temperature_floor",
+    "latent_eps", "groups", "topk_groups", "renormalize_min", "scale", "decay_bound", "alpha", "limit", "beta",
+    "linear_beta",
 })  # fmt: skip
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "": ("attn", "ffn", "act"),
