@@ -97,7 +97,7 @@ class Ladder:
         self._routing = None
         if layer.words.get("index") == "previous":
             shape = (self._tokens, min(self._tokens, picks_before(self.ctx.model, layer.index)))
-            picked = None if record is None else record.picked
+            picked = None if record is None else record.beside.picked
             self._beside.picked = self.ctx.comm.broadcast(picked, 0, shape, torch.int64)
         if layer.words.get("ffn") == "moe":
             found = record.routing if record is not None else None

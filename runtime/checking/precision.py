@@ -36,7 +36,7 @@ def judge_precision(
         for layer in own.context.model.forward_layers:
             record = own.next_layer()
             loaded = converted.weights(layer.index)
-            out, _ = forward.run_layer(converted.context, layer, loaded, record.start, None, positions)
+            out, _ = forward.run_layer(converted.context, layer, loaded, record.start, None, positions, record.beside)
             found = cosine(out, record.out)
             if not found >= worst:
                 worst, where = found, f"layer {layer.index}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 import torch
@@ -38,8 +38,8 @@ class Record:
     """The stream out of it."""
     routing: Routing | None
     """Where the tokens went, if the layer is a mixture of experts."""
-    picked: Tensor | None = None
-    """What an indexer before the layer picked [tokens, k]."""
+    beside: Beside
+    """What was known beside the stream before the layer ran."""
 
 
 class StoredWeights:
@@ -140,10 +140,10 @@ class Reference:
         if layer is None:
             raise RuntimeFault("the reference was asked for a layer behind its last one")
         with torch.no_grad():
-            weights, picked = self.weights(layer.index), self._beside.picked
+            weights, before = self.weights(layer.index), replace(self._beside)
             out, routing = forward.run_layer(self.context, layer, weights, start, None, positions, self._beside)
         self._x = out
-        return Record(layer, start, out, routing, picked)
+        return Record(layer, start, out, routing, before)
 
     def weights(self, layer: int) -> LayerWeights:
         """Of one layer, on the device."""
