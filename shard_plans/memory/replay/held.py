@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shard_plans.errors import FamilyError
-from shard_plans.memory.replay.tape import Shape, Tape
+from shard_plans.memory.replay.tape import Shape, Tape, made
+
+SCALED = ("fp8_block", "fp8_channel", "int8_channel")
+"""Formats whose reading is replayed: a byte a value, and scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,26 +32,21 @@ class Held:
         wanted = tape.compute if bytes is None else bytes
         if self.format is None:
             return tape.outside(self.shape, self.bytes).to(wanted)
-        if self.format != "fp8_block" or self.block is None:
+        if self.format not in SCALED or self.block is None:
             raise FamilyError(f"the memory of reading {self.format} weights isn't replayed")
         rows, columns = self.shape
         down, across = self.block
         grid = -(-rows // down), -(-columns // across)
-        wide = self._repeated(tape, grid[0], grid[1] * across)
-        wide = tape.new(grid[0] * down, columns, bytes=4)
-        return _scaled(tape, self.shape, wide).to(wanted)
-
-    def _repeated(self, tape: Tape, rows: int, columns: int) -> Shape:
-        scale = tape.outside((rows,), self.scale_bytes).to(4)
-        return _along(tape, rows, columns, scale)
+        numbers = tape.new(*self.shape, bytes=4)
+        factors = tape.outside(grid, self.scale_bytes).to(4)
+        wide = tape.new(grid[0], grid[1] * across, bytes=4)
+        wide = made(tape.outside((grid[0] * down, columns), 4), wide)
+        return _multiplied(numbers, wide, factors).to(wanted)
 
 
-def _along(tape: Tape, rows: int, columns: int, scale: Shape) -> Shape:
-    return tape.new(rows, columns, bytes=4)
-
-
-def _scaled(tape: Tape, shape: tuple[int, ...], scales: Shape) -> Shape:
-    return tape.new(*shape, bytes=4)
+def _multiplied(numbers: Shape, *read: Shape) -> Shape:
+    """The same memory, multiplied in place."""
+    return numbers
 
 
 Weights = Mapping[str, Held]
