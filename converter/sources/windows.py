@@ -63,7 +63,7 @@ class WindowReader(Reader):
             return self.fetch(name, offset, length)
         window = self._windows.get(place)
         if window is None:
-            window = self._windows[place] = self._new()
+            window = self._windows[place] = self._new(length)
         self._windows.move_to_end(place)
         self._seen.add(place)
         if not window.start <= offset <= offset + length <= window.stop:
@@ -83,11 +83,12 @@ class WindowReader(Reader):
         self._size = size
         self._free = [self._memory[at : at + size] for at in range(0, len(self._memory) - size + 1, size)]
 
-    def _new(self) -> _Window:
-        """A window for another place: a free one, or the one used longest ago, or half of what another has."""
+    def _new(self, length: int) -> _Window:
+        """A window for another place, for so many bytes: a free one, the one used longest ago, or half of another."""
         if not self._free:
             oldest = next(iter(self._windows.values()))
-            if oldest.used < oldest.stop and page_down(self._size // 2) >= LEAST:
+            half = page_down(self._size // 2)
+            if oldest.used < oldest.stop and half >= max(LEAST, length + PAGE):
                 self._halve()
             else:
                 self._free.append(self._windows.popitem(last=False)[1].memory)
