@@ -18,6 +18,7 @@ from shard_plans.placement.place import place
 from tests.checkpoints.architectures import ARCHITECTURES
 from tests.checkpoints.variants import EDGES, MAIN
 from tests.conftest import MakeCheckpoint
+from tests.tools.cli import RunCli
 from tests.tools.converted import bound, contents, converted
 from tests.tools.kimi import TINY
 from tests.tools.plans import make_plan, plan_id
@@ -181,3 +182,26 @@ def test_what_was_left_out_stays_out(tiny: MakeCheckpoint, tmp_path: Path) -> No
     assert differing(tmp_path / "two", tmp_path / "direct") == [ROOT]
     assert check(tmp_path / "two", deep=tmp_path / "one").passed
     assert check(tmp_path / "two", deep=source).passed
+
+
+def test_the_commands_tell_the_story(tiny: MakeCheckpoint, tmp_path: Path, run_cli: RunCli) -> None:
+    source, one, two, plan = tiny("deepseek_v3_fp8"), tmp_path / "one", tmp_path / "two", tmp_path / "plan.yaml"
+    run_cli("convert", source, one, "--tp", 4, "--ep", 2)
+    run_cli("plan-memory", one, "--cluster", "2x2:80GB", "--tp", 2, "--pp", 2, "-o", plan)
+    direct = tmp_path / "direct.yaml"
+    run_cli("plan-memory", source, "--cluster", "2x2:80GB", "--tp", 2, "--pp", 2, "-o", direct)
+    assert plan.read_bytes() == direct.read_bytes()
+    done = run_cli("convert", one, two, "--plan", plan, "--sha256", "--json").json
+    assert done["bytes_written"] > 0 and done["ranks"] == 4
+    assert "passed" in run_cli("check", two, "--deep", one).stdout
+    assert "passed" in run_cli("check", one, "--deep", two).stdout
+    root = read_manifest(one)
+    found = run_cli("inspect", two, "--json").json
+    assert found["via"] == [{"plan": root.plan, "manifest": root.digest}]
+    assert (found["source"], found["manifest"]) == (root.source.fingerprint, read_manifest(two).digest)
+    chain = f"checkpoint {root.source.fingerprint} -> output {root.digest} (plan {root.plan}) -> this output"
+    assert chain in run_cli("inspect", two).stdout
+    assert f"checkpoint {root.source.fingerprint} -> this output {root.digest}" in run_cli("inspect", one).stdout
+    run_cli("restore", two, tmp_path / "back")
+    for path in (tmp_path / "back").iterdir():
+        assert path.read_bytes() == (source / path.name).read_bytes(), path.name
