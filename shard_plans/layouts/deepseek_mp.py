@@ -58,6 +58,11 @@ class DeepSeekMp(Layout):
             )
         if plan.mtp == "keep" and any(layer.mtp for layer in binding.model.layers):
             raise self.cannot("multi-token-prediction layers", "leave them out with --mtp drop")
+        if plan.weights:
+            raise self.cannot(
+                f"weights in another precision ({', '.join(plan.weights)})",
+                "its configuration says how they are stored: leave out --weights",
+            )
         for name in ("experts", "vocab"):
             if sizes.get(name, 0) % grid.tp:
                 raise self.cannot(f"{name} {sizes[name]} on {grid.tp} ranks", "choose an M that divides it")

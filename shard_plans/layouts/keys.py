@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ class KeyMap:
     """The module of a layer that has the attention scales."""
     keys: Mapping[str, tuple[str, ...]]
     """Key -> roles laid one after the other, in the order in which they are tried."""
+    weights: Mapping[str, str] = field(default_factory=dict)
+    """Groups that the class holds in another precision than they are published in: as in `--weights`."""
 
     def assign(self, roles: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
         """The keys that these roles fill. Raises PlanError for a role that none takes."""
@@ -54,4 +56,5 @@ def key_map(engine: str, release: str, family: str) -> KeyMap:
         reason = document["refused"].get(family, f"there is no key map for it; known: {known}")
         raise PlanError(f"layout {engine}@{release} can't hold a {family} model: {reason}")
     entry = document[name]
-    return KeyMap(entry["scales"], {key: tuple(roles.split()) for key, roles in entry["keys"].items()})
+    keys = {key: tuple(roles.split()) for key, roles in entry["keys"].items()}
+    return KeyMap(entry["scales"], keys, entry.get("weights", {}))

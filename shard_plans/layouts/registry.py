@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shard_plans.documents.plan import NATIVE, Plan
+from shard_plans.documents.plan import Plan
 from shard_plans.errors import PlanError
 from shard_plans.families.binding import Binding
 from shard_plans.layouts.deepseek_mp import DeepSeekMp
@@ -26,7 +26,4 @@ def find_layout(name: str) -> Layout:
 
 def lay_out_plan(binding: Binding, plan: Plan) -> Placement:
     """Every file of the plan, in its layout. Raises GridError, and PlanError where the layout can't express it."""
-    layout = find_layout(plan.layout)
-    if plan.weights and plan.layout != NATIVE:
-        raise PlanError(f"layout {layout.name} keeps weights as they are stored; leave out --weights, or the layout")
-    return layout.place(binding, plan)
+    return find_layout(plan.layout).place(binding, plan)

@@ -23,6 +23,7 @@ from shard_plans.placement.cuts import Cutter
 from shard_plans.placement.experts import contiguous
 from shard_plans.placement.layout import Held, file_order, stack
 from shard_plans.placement.place import check_divides, constants, skipped, stage_parameters
+from shard_plans.placement.precision import in_precision
 from shard_plans.placement.shards import Placement, ShardFile, ShardTensor
 
 VOCABULARY = "round 64"
@@ -40,14 +41,22 @@ class VllmShardedState(Layout):
         self.release, self.name = release, f"vllm@{release}"
 
     def adapt(self, binding: Binding, plan: Plan) -> Plan:
-        """Without the multi-token-prediction layers, which are another model to the engine."""
+        """Without the multi-token-prediction layers, which are another model to it; routers as its class holds them."""
         layers = len(binding.model.forward_layers)
-        return replace(plan, mtp="drop", stages=tuple((first, min(stop, layers)) for first, stop in plan.stages))
+        stages = tuple((first, min(stop, layers)) for first, stop in plan.stages)
+        weights = {**plan.weights, **key_map("vllm", self.release, binding.model.family).weights}
+        return replace(plan, mtp="drop", stages=stages, weights=weights)
 
     def refuse(self, binding: Binding, plan: Plan) -> None:
         """Replicas, expert grids that its ranks can't have, and formats whose layout the kernels decide."""
         grid, model = plan.grid, binding.model
-        key_map("vllm", self.release, model.family)
+        keys = key_map("vllm", self.release, model.family)
+        if dict(plan.weights) != dict(keys.weights):
+            said = ", ".join(f"{group}={name}" for group, name in keys.weights.items()) or "none"
+            raise self.cannot(
+                f"weights in another precision ({', '.join(plan.weights) or 'none'}; its class asks for {said})",
+                "config.json tells the engine how they are stored: leave out --weights",
+            )
         if grid.dp > 1:
             raise self.cannot(f"dp {grid.dp}", "its files name tp ranks alone: give dp 1, and start replicas of it")
         if "experts" in model.sizes and (grid.ep, grid.etp) not in ((grid.tp, 1), (1, grid.tp)):
@@ -68,8 +77,9 @@ class VllmShardedState(Layout):
         rows = (model.sizes["vocab"] + 63) // 64 * 64
         if rows % grid.tp:
             raise GridError(f"tp {grid.tp} doesn't divide the vocabulary, which the engine pads to {rows} rows")
+        latent = any(p.role == "attn.kv_b" for p in binding.parameters)
         bias = any(p.role == "moe.router_bias" for p in binding.parameters)
-        if bias and model.text.get("topk_method") != "noaux_tc":
+        if latent and bias and model.text.get("topk_method") != "noaux_tc":
             raise self.cannot(
                 f"a router's bias where config.json has topk_method {model.text.get('topk_method')!r}",
                 "the engine drops it then, and routes otherwise; set topk_method to noaux_tc",
@@ -90,6 +100,7 @@ class VllmShardedState(Layout):
     def place(self, binding: Binding, plan: Plan) -> Placement:
         """One file a (stage, tp)."""
         self.refuse(binding, plan)
+        binding = in_precision(binding, plan.weights)
         check_divides(binding, plan.grid)
         keys = key_map("vllm", self.release, binding.model.family)
         cutter = Cutter(binding.model, {**binding.family.uneven, "vocab": VOCABULARY}, strict_blocks=True)

@@ -29,7 +29,7 @@ LAYOUT = "vllm@0.33"
 CELLS: list[tuple[str, dict[str, int]]] = [
     ("llama", {"tp": 2}), ("qwen2", {"pp": 2}), ("qwen3", {"tp": 2, "pp": 2}), ("mixtral", {"tp": 2, "ep": 2}),
     ("qwen3_moe", {"tp": 4}), ("qwen3_moe", {"tp": 2, "ep": 2}), ("deepseek_v2", {"tp": 2}), ("deepseek_v3", {}),
-    ("deepseek_v3", {"tp": 2, "ep": 2}),
+    ("deepseek_v3", {"tp": 2, "ep": 2}), ("glm4_moe", {"tp": 2, "ep": 2}),
 ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from converter.check import check
 from converter.restore import restore
 from converter.verbs import convert
 from shard_plans.documents.manifest import read_manifest, read_shard_manifest
-from shard_plans.errors import GridError, PlanError
+from shard_plans.errors import GridError, PlanError, ReshardError
 from shard_plans.families.config_binding import bind_config
 from shard_plans.families.family import load_family
 from shard_plans.layouts import vllm
@@ -36,6 +36,7 @@ TYPES = {"BF16": "bfloat16", "F32": "float32", "F8_E4M3": "float8_e4m3fn"}
 LEFT_OUT = {
     "rms_norm_eps": 1e-6, "dtype": "bfloat16", "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
     "norm_topk_prob": True, "routed_scaling_factor": 1.0, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    "partial_rotary_factor": 0.5,
 }  # fmt: skip
 """Keys of a config.json that the dumps didn't keep, because no parameter's name or shape depends on them."""
 
@@ -64,7 +65,9 @@ def test_keys_shapes_and_types_are_the_engine_s(path: Path) -> None:
     }
     tensors = planned(dump, **said.get(dump["config"]["model_type"], {}))
     mine = {t.name: (list(t.shape), TYPES[t.dtype]) for t in tensors}
-    if not bias:  # these classes were built without; then the router's bias is all that differs
+    if (
+        dump["config"]["model_type"] == "deepseek_v3" and not bias
+    ):  # these classes were built without; then the router's bias is all that differs
         mine = {key: value for key, value in mine.items() if not key.endswith("e_score_correction_bias")}
     assert mine == {key: (value["shape"], value["dtype"]) for key, value in dump["kept"].items()}
 
@@ -79,6 +82,7 @@ def test_a_stale_alias_or_another_order_would_show() -> None:
 
 NAMES = (
     "llama", "qwen2", "qwen2_untied", "qwen3", "mixtral", "qwen3_moe", "qwen3_moe_fp8", "deepseek_v2", "deepseek_v3",
+    "glm4_moe",
 )  # fmt: skip
 SIZES: tuple[dict[str, int], ...] = ({}, {"tp": 2}, {"tp": 4}, {"tp": 2, "pp": 2}, {"tp": 2, "ep": 2})
 QUICK = ({"tp": 2, "pp": 2}, {"tp": 2, "ep": 2})
@@ -107,6 +111,10 @@ def test_every_byte_goes_out_and_comes_back(
     convert(source, out, layout="vllm@0.33", **sizes)  # type: ignore[arg-type]
     result = check(out, source)
     assert result.passed, result.failures
+    if name == "glm4_moe":  # its router is held in another type: nothing to restore as it was
+        with pytest.raises(ReshardError, match="--converted"):
+            restore(out, tmp_path / "back")
+        return
     restore(out, tmp_path / "back")
     for file, data in contents(tmp_path / "back").items():
         assert data == (source / file).read_bytes(), file
@@ -185,16 +193,18 @@ def test_a_wrong_constant_is_found(spoil: str, tiny: MakeCheckpoint, tmp_path: P
         ("qwen3_moe", {"tp": 4, "ep": 2, "etp": 2}, "whole experts to all ranks"),
         ("deepseek_v3", {}, "topk_method None; the engine drops it"),
         ("qwen3_moe_fp8", {}, "a plain router in an FP8 checkpoint"),
-        ("glm4_moe", {}, "keeps the router in float32"),
+        ("glm4_moe", {"weights": "experts=fp8_block"}, "its class asks for routers=fp32"),
+        ("qwen3_moe", {"weights": "fp16"}, "leave out --weights"),
         ("gpt_oss", {}, "depends on the kernels"),
+        ("ernie4_5_moe", {}, "as a vector"),
         ("kimi_linear", {}, "there is no key map for it"),
     ],
 )
 def test_what_it_cannot_hold_is_refused(
-    name: str, sizes: dict[str, int], words: str, tiny: MakeCheckpoint, tmp_path: Path
+    name: str, sizes: dict[str, Any], words: str, tiny: MakeCheckpoint, tmp_path: Path
 ) -> None:
     with pytest.raises(PlanError, match=words):
-        convert(tiny(name), tmp_path / "out", layout="vllm@0.33", **sizes)  # type: ignore[arg-type]
+        convert(tiny(name), tmp_path / "out", layout="vllm@0.33", **sizes)
 
 
 def test_another_release_is_refused(tiny: MakeCheckpoint, tmp_path: Path) -> None:
