@@ -16,6 +16,9 @@ from shard_plans.placement.grid import Grid
 from shard_plans.search.grids import expert_count
 from shard_plans.search.stages import Stages, balance, balance_within
 
+Known = dict[tuple[str, int], list[int]]
+"""("layer", tp) or ("expert", etp) -> bytes of each layer, or of one expert of each, for the first member."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outline:
@@ -47,11 +50,23 @@ class Candidate:
 class Outlines:
     """Outlines and candidates of one binding and workload."""
 
-    def __init__(self, binding: Binding, payload: Payload, workload: Workload, mtp: str, alone: bool = False) -> None:
-        """`alone` leaves out everything but weights: what no workload can do without."""
+    def __init__(
+        self,
+        binding: Binding,
+        payload: Payload,
+        workload: Workload,
+        mtp: str,
+        alone: bool = False,
+        known: Known | None = None,
+    ) -> None:
+        """`alone` leaves out everything but weights: what no workload can do without.
+
+        `known` is kept and shared by questions that differ in the workload alone.
+        """
         self.binding, self.payload, self.workload, self.mtp = binding, payload, workload, mtp
         self.alone = alone
-        self._weights: dict[tuple[int, int, int], list[int]] = {}
+        self.known = {} if known is None else known
+        self._caches: dict[tuple[int, int], list[int]] = {}
         model = binding.model
         kinds: dict[object, int] = {}
         self._kinds = []
@@ -64,7 +79,7 @@ class Outlines:
         """Bytes by layer of one grid; PlanError where a cut isn't possible."""
         model, tp = self.binding.model, Share(0, grid.tp)
         weights = self._layer_weights(grid)
-        caches = [0 if self.alone else kv_cache(layer, model, grid, self.workload) for layer in self._examples]
+        caches = self._layer_caches(grid)
         forward = len(model.forward_layers)
         costs = tuple(weights[layer.index] + caches[self._kinds[at]] for at, layer in enumerate(model.forward_layers))
         kept = self.mtp == "keep" and load_engine(self.workload.engine).value("mtp") != "drop"
@@ -98,8 +113,23 @@ class Outlines:
         kept = len(self.binding.model.layers) if self.mtp == "keep" else len(layers)
         return Candidate(grid, (*stages[:-1], (stages[-1][0], kept)), need, prediction)
 
+    def _layer_caches(self, grid: Grid) -> list[int]:
+        """Bytes that a rank caches for a layer of each kind; only tp and dp decide."""
+        key = (grid.tp, grid.dp)
+        if key not in self._caches:
+            model, load = self.binding.model, self.workload
+            self._caches[key] = [0 if self.alone else kv_cache(layer, model, grid, load) for layer in self._examples]
+        return self._caches[key]
+
     def _logits(self, grid: Grid) -> int:
         return 0 if self.alone else logits(self.binding.model, grid, self.workload)
+
+    def least(self, grid: Grid, outline: Outline) -> int:
+        """Bytes that the fullest rank needs at least, however the stages are cut."""
+        if self.alone:
+            return outline.least // grid.pp
+        need = stage_need(self.binding.model, grid, self.workload, grid.pp - 1, (0, 0))
+        return outline.least // grid.pp + need.communication + need.runtime
 
     def _beside(self, grid: Grid, stage: int, layers: tuple[int, int]) -> int:
         """Bytes of a stage's ranks beside weights and cache, which the costs hold already."""
@@ -110,12 +140,12 @@ class Outlines:
 
     def _layer_weights(self, grid: Grid) -> list[int]:
         """Bytes of each kept layer on the fullest rank."""
-        key = (grid.tp, grid.ep, grid.etp)
-        if key not in self._weights:
-            tp, etp = Share(0, grid.tp), Share(0, grid.etp)
-            held = -(-expert_count(self.binding) // grid.ep)
-            self._weights[key] = [
-                self.payload.layer(layer.index, tp) + held * self.payload.expert(layer.index, etp)
-                for layer in self.binding.model.layers
-            ]
-        return self._weights[key]
+        layers = self.binding.model.layers
+        shared, single = ("layer", grid.tp), ("expert", grid.etp)
+        if shared not in self.known:
+            self.known[shared] = [self.payload.layer(layer.index, Share(0, grid.tp)) for layer in layers]
+        if single not in self.known:
+            self.known[single] = [self.payload.expert(layer.index, Share(0, grid.etp)) for layer in layers]
+        held = -(-expert_count(self.binding) // grid.ep)
+        pairs = zip(self.known[shared], self.known[single], strict=True)
+        return [layer + held * expert for layer, expert in pairs]

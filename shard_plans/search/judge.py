@@ -48,8 +48,9 @@ def judge(space: Space, goal: str, advise: bool = True) -> Found:
         verdicts.cut(grid, error)
     timed = []
     for grid, outline in outlined:
-        if outline.least // grid.pp > space.room:
-            verdicts.memory(grid, outline.least // grid.pp)
+        least = outline.least // grid.pp
+        if least > space.room or (least := outlines.least(grid, outline)) > space.room:
+            verdicts.memory(grid, least)
             continue
         times = model.times(grid, space.workload, space.imbalance(grid))
         timed.append(_Timed(grid, outline, times, bounds(times, grid)))

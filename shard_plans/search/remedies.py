@@ -165,7 +165,8 @@ def fewest(space: Space) -> Space | None:
     """
     space = replace(space, fixed={axis: n for axis, n in space.fixed.items() if axis in ("tp", "etp")})
     held = sum(part.nbytes for p in space.binding.parameters if p.stage != "mtp" for part in p.parts)
-    least = held // max(space.room, 1) + 1
+    more = space.together() // max(space.room, 1)  # more ranks never hold less together
+    least = max(held // max(space.room, 1) + 1, more if more > space.cluster.world else 0)
     each = space.cluster.cards
     for number in range(least, each):
         if space.on(1, number).fits():

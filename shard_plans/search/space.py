@@ -11,7 +11,7 @@ from shard_plans.memory.cluster import Cluster
 from shard_plans.memory.payload import Payload
 from shard_plans.memory.workload import Workload
 from shard_plans.placement.grid import Grid
-from shard_plans.search.candidate import Candidate, Outline, Outlines
+from shard_plans.search.candidate import Candidate, Known, Outline, Outlines
 from shard_plans.search.dealt import Dealer
 from shard_plans.search.goals import simplest
 from shard_plans.search.grids import legal_grids, refuse
@@ -34,6 +34,8 @@ class Space:
     """Deals experts by load."""
     alone: bool = False
     """Count weights alone."""
+    known: Known = field(default_factory=dict, compare=False, repr=False)
+    """Bytes by layer that were counted already; they depend on the binding alone."""
 
     @property
     def room(self) -> int:
@@ -53,7 +55,7 @@ class Space:
 
     def outlines(self) -> tuple[Outlines, list[tuple[Grid, Outline]], dict[Grid, PlanError]]:
         """Every grid's bytes by layer, and the grids that cut where nothing may be cut, with the reason."""
-        outlines = Outlines(self.binding, self.payload, self.workload, self.mtp, self.alone)
+        outlines = Outlines(self.binding, self.payload, self.workload, self.mtp, self.alone, self.known)
         found, refused = [], {}
         for grid in self.grids():
             try:
@@ -64,13 +66,13 @@ class Space:
             raise next(iter(refused.values()), GridError("no parallel sizes are legal"))
         return outlines, found, refused
 
-    def roomiest(self, enough: int = 0) -> Candidate:
-        """The grid and stages whose fullest rank needs least; the first that needs at most `enough` is good enough."""
+    def roomiest(self) -> Candidate:
+        """The grid and stages whose fullest rank needs least."""
         outlines, found, _ = self.outlines()
         found.sort(key=lambda item: item[1].least // item[0].pp)
         best: Candidate | None = None
         for grid, outline in found:
-            if best is not None and (best.need <= enough or outline.least // grid.pp > best.need):
+            if best is not None and outline.least // grid.pp > best.need:
                 break
             candidate = outlines.candidate(grid, outline)
             if best is None or (candidate.need, simplest(grid)) < (best.need, simplest(best.grid)):
@@ -80,16 +82,23 @@ class Space:
         return best
 
     def fits(self) -> bool:
-        """Whether some grid fits."""
-        return self.fitting() is not None
-
-    def fitting(self) -> Candidate | None:
-        """A grid that fits; None where none does, or none is legal."""
+        """Whether some grid fits; False too where none is legal."""
         try:
-            found = self.roomiest(self.room)
+            outlines, found, _ = self.outlines()
         except (GridError, PlanError):
-            return None
-        return found if found.need <= self.room else None
+            return False
+        able = sorted((outline.least // grid.pp, number) for number, (grid, outline) in enumerate(found))
+        for least, number in able:
+            if least > self.room:
+                return False
+            if outlines.least(*found[number]) <= self.room and outlines.candidate(*found[number]).need <= self.room:
+                return True
+        return False
+
+    def together(self) -> int:
+        """Bytes that all ranks together need at least, for weights and caches, whichever grid is taken."""
+        _, found, _ = self.outlines()
+        return min(grid.stage_ranks * outline.least for grid, outline in found)
 
     def plainest(self) -> Candidate:
         """The grid with the fewest stages, then the fewest replicas: of those that fit, or of all where none does."""
@@ -114,7 +123,7 @@ class Space:
 
     def stored(self, binding: Binding) -> Space:
         """The same question for a binding that is stored in another format."""
-        return replace(self, binding=binding, payload=Payload(binding, self.payload.strict_blocks))
+        return replace(self, known={}, binding=binding, payload=Payload(binding, self.payload.strict_blocks))
 
     def under(self, **changes: object) -> Space:
         """The same question for another workload."""

@@ -161,3 +161,17 @@ def test_a_plan_and_a_checkpoint_belong_together(tiny: MakeCheckpoint, own_tiny:
     llama = bound(tiny("llama"))
     with pytest.raises(PlanError, match="has none"):
         check_plan(replace(make_plan(llama, make_grid()), experts=ExpertPlacement(((0,),))), llama)
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "deepseek_v3_mtp"])
+def test_bounds_are_below_and_what_fits_is_found(tiny: MakeCheckpoint, family: str) -> None:
+    """No grid needs less than its bound says, and something fits exactly from the roomiest grid's bytes on."""
+    binding = bound(tiny(family))
+    space = Space(binding, Payload(binding), parse_cluster("2x4:80GB"), replace(SMALL, utilization=1.0))
+    outlines, found, _ = space.outlines()
+    needs = [outlines.candidate(grid, outline).need for grid, outline in found]
+    assert all(outlines.least(*item) <= need for item, need in zip(found, needs, strict=True))
+    for memory in (min(needs) - 1, min(needs)):
+        cluster = replace(space.cluster, card=replace(space.cluster.card, memory=memory))
+        assert replace(space, cluster=cluster).fits() is (memory == min(needs))
+    assert space.plainest().grid.pp == 1 and space.together() > 0
