@@ -11,11 +11,12 @@ from runtime.passes import Caches, RankRun, forward_pass
 
 
 def generate(
-    run: RankRun, caches: Caches, scores: Tensor | None, seen: int, count: int, ends: AbstractSet[int]
+    run: RankRun, caches: Caches, scores: Tensor | None, seen: int, count: int, ends: AbstractSet[int], shift: int = 0
 ) -> list[int]:
     """Up to `count` more tokens after `seen` ones that filled `caches`; the same list on every rank.
 
     `scores` are the logits of the tokens so far on the last stage, None elsewhere. Stops behind a token of `ends`.
+    `shift` is how far images before them move their places.
     """
     ctx, tokens = run.ctx, list[int]()
     while len(tokens) < count:
@@ -27,5 +28,5 @@ def generate(
         if tokens[-1] in ends or len(tokens) == count:
             break
         position = torch.tensor([seen + len(tokens) - 1], device=ctx.device)
-        scores = forward_pass(run, chosen.to(ctx.device), position, caches, None, only_last=True)
+        scores = forward_pass(run, chosen.to(ctx.device), position, caches, None, only_last=True, shift=shift)
     return tokens

@@ -21,19 +21,25 @@ def hand_over(
 ) -> Tensor | None:
     """Move the stream x from `stage` to the next, each rank to the one in its place there: None, but on that stage.
 
-    Picks of an indexer go with it where a layer there sees what one before it picked.
+    Picks of an indexer go with it where a layer there sees what one before it picked, and features of images where one
+    there adds them.
     """
+    deep = beside.tokens is not None and ctx.model.sizes.get("deepstack", 0) > stages[stage + 1][0]
     step, picks = ctx.grid.stage_ranks, picks_wanted(ctx.model, stages, stage + 1)
     if x is not None:
         ctx.comm.send(x, ctx.at.rank + step)
         if picks and beside.picked is not None:
             ctx.comm.send(beside.picked, ctx.at.rank + step)
+        if deep and beside.deep is not None:
+            ctx.comm.send(beside.deep, ctx.at.rank + step)
     elif ctx.at.stage == stage + 1:
         shape = stream.shape(ctx.model, len(positions), stages[stage + 1][0])
         x = ctx.comm.recv(ctx.at.rank - step, shape, ctx.compute)
         if picks:
             size = (len(positions), min(picks, int(positions[-1]) + 1))
             beside.picked = ctx.comm.recv(ctx.at.rank - step, size, torch.int64)
+        if deep and beside.tokens is not None:
+            beside.deep = ctx.comm.recv(ctx.at.rank - step, deep_shape(ctx.model, beside.tokens), ctx.compute)
         return x
     return None
 
@@ -49,3 +55,8 @@ def picks_before(model: Model, layer: int) -> int:
     """How many keys the last indexer before `layer` picks at most."""
     topk = [earlier.words["index_topk"] for earlier in model.forward_layers[:layer] if "index_topk" in earlier.words]
     return int(topk[-1]) if topk else 0
+
+
+def deep_shape(model: Model, tokens: Tensor) -> tuple[int, int, int]:
+    """Shape of the features that early layers add to the `tokens` of images."""
+    return model.sizes.get("deepstack", 0), len(tokens), model.sizes["hidden"]

@@ -68,13 +68,11 @@ def choose_images(given: str | None, model: Model) -> Images | None:
     if len(found) == 1:
         here, lost = ("pixel_values", "grid_thw") if "pixel_values" in found else ("grid_thw", "pixel_values")
         raise RuntimeFault(f"{path} holds {here} but no {lost}; an image needs both")
-    tower, side = read_tower(model), model.sizes["patch"]
+    tower = read_tower(model)
     pixels, grid = found["pixel_values"], found["grid_thw"]
-    if pixels.dtype != torch.float32 or pixels.shape[1:] != (3, side, side):
-        raise RuntimeFault(
-            f"{path}: pixel_values is {pixels.dtype} {list(pixels.shape)}, float32 [patches, 3, {side}, {side}] is "
-            "wanted"
-        )
+    if pixels.dtype != torch.float32 or pixels.shape[1:] != tower.patch:
+        wanted = ", ".join(map(str, ("patches", *tower.patch)))
+        raise RuntimeFault(f"{path}: pixel_values is {pixels.dtype} {list(pixels.shape)}, float32 [{wanted}] is wanted")
     if grid.dtype != torch.int64 or grid.dim() != 2 or grid.shape[1] != 3 or not len(grid):
         raise RuntimeFault(f"{path}: grid_thw is {grid.dtype} {list(grid.shape)}, int64 [images, 3] is wanted")
     grids = tuple((int(t), int(h), int(w)) for t, h, w in grid.tolist())

@@ -8,9 +8,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from runtime.blocks import forward, vision
+from runtime.blocks import forward, towers
 from runtime.blocks.forward import Beside, LayerCache, RankContext, Routing
 from runtime.blocks.images import Images
+from runtime.blocks.places import beside_images
 from runtime.blocks.weights import LayerWeights
 from runtime.hand_over import hand_over
 from runtime.loading.loader import Loader
@@ -75,14 +76,16 @@ class RankRun:
 
 def forward_pass(
     run: RankRun, ids: Tensor, positions: Tensor, caches: Caches | None, watch: Watcher | None,
-    images: Images | None = None, only_last: bool = False,
+    images: Images | None = None, only_last: bool = False, shift: int = 0,
 ) -> Tensor | None:  # fmt: skip
     """Run ids [tokens] at `positions`, with the images that they hold placeholders of: logits [tokens, vocabulary] on
     the last stage (of the last token alone with `only_last`), None on the others. `watch` may be None on all ranks or
-    on none.
+    on none. `shift`: by how much images before these tokens move their places (runtime/blocks/places.py).
     """
-    x = _embed(run, ids, images, watch) if run.ctx.at.stage == 0 else None
-    beside = Beside(ids)
+    beside = beside_images(run.ctx.model, ids, images)
+    if shift:
+        beside.places = (positions + shift).expand(3, -1)
+    x = _embed(run, ids, images, beside, watch) if run.ctx.at.stage == 0 else None
     run.step()
     reached = 0
     for layer in run.ctx.model.forward_layers:
@@ -101,12 +104,12 @@ def forward_pass(
     return scores
 
 
-def _embed(run: RankRun, ids: Tensor, images: Images | None, watch: Watcher | None) -> Tensor:
+def _embed(run: RankRun, ids: Tensor, images: Images | None, beside: Beside, watch: Watcher | None) -> Tensor:
     rank, seen = run.ctx.at.rank, None
     if images is not None:
         if run.tower is None:
             raise RuntimeFault(f"rank {rank} was given images, and no vision tower")
-        seen = vision.see(run.ctx, run.tower.get(rank, FIRST), images, ids)
+        seen = towers.see(run.ctx, run.tower.get(rank, FIRST), images, ids, beside)
         run.tower.release(rank, FIRST)
     x = forward.embed(run.ctx, run.loader.get(rank, FIRST), ids, seen)
     run.loader.release(rank, FIRST)

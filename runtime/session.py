@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runtime.blocks.forward import RankContext
 from runtime.blocks.images import Images
+from runtime.blocks.places import beside_images, shift
 from runtime.checking.checks import LIMIT, Measure, gather
 from runtime.checking.compare import cosine, log_likelihood, relative
 from runtime.checking.ladder import Ladder, exact
@@ -83,7 +84,9 @@ def run_rank(job: Job, comm: Comm) -> Outcome:
         caches = run.new_caches() if job.new_tokens else None
         scores = forward_pass(run, job.ids, torch.arange(tokens, device=job.device), caches, ladder, job.images)
         logits = _bring_home(run, scores, tokens)
-        generated = [] if caches is None else generate(run, caches, scores, tokens, job.new_tokens, job.ends)
+        generated = [] if caches is None else generate(
+            run, caches, scores, tokens, job.new_tokens, job.ends, shift(beside_images(ctx.model, job.ids, job.images))
+        )  # fmt: skip
         mine = {
             "measures": [asdict(measure) for measure in ladder.measures], "clean": ladder.clean,
             "untied": ladder.untied, "ties": ladder.ties, "wrong": ladder.wrong, "routed": ladder.routed,

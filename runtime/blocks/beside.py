@@ -17,3 +17,7 @@ class Beside:
     """Frame, row and column [3, T] for `rope: mrope_interleaved`; None: all three are the token's position."""
     picked: Tensor | None = None
     """What the last indexer picked [T, k], by place among the tokens seen; `index: previous` reads it."""
+    tokens: Tensor | None = None
+    """Which tokens stand for pieces of images [n]."""
+    deep: Tensor | None = None
+    """What is added to these behind the first layers, one after the other [layers, n, hidden]."""

@@ -86,4 +86,7 @@ def _run_layer(
     else:
         y = swiglu(ctx, layer.words, read, "mlp", "ffn", h)
     read.refuse_unread()
-    return stream.add(x, y), routing
+    x = stream.add(x, y)
+    if beside.deep is not None and beside.tokens is not None and layer.index < len(beside.deep):
+        x = x.index_add(0, beside.tokens, beside.deep[layer.index].to(x.dtype))
+    return x, routing

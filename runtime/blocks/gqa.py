@@ -39,7 +39,8 @@ def gqa(
     q, gate = torch.split(q.view(x.shape[0], heads, wide), [width, wide - width], dim=-1)
     k, v = (part.view(x.shape[0], kv_heads, width) for part in (k, v))
     q, k = norm_heads(ctx, words.get("qk_norm"), weights, q, k)
-    turn = turner(words, ctx.model.text, rotary_width(ctx, layer, width), positions, ctx.compute)
+    rotary = rotary_width(ctx, layer, width)
+    turn = turner(words, ctx.model.text, rotary, positions, ctx.compute, beside.places)
     q, k = (unit_heads(ctx, words.get("qk_norm"), turn(part)) for part in (q, k))
     indexed = words.get("index") == "block"
     kept, seen = [k, v, *([index_keys(ctx, weights, x, turn)] if indexed else [])], positions

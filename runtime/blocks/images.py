@@ -11,18 +11,30 @@ from torch import Tensor
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Model
 
-TOWERS = ("moonvit", "moonvit3d", "qwen3_vl", "clip")
-"""Values of the table's word `tower`; those without a block here take no image, and run with text alone."""
 SIDE = 512
 """Patches along a side of an image at most: there the published code's table of angles ends."""
-SPOKEN: Mapping[str, tuple[Any, ...]] = {
-    "norm_type": ("rmsnorm",), "mlp_type": ("mlp2",), "activation_func": ("gelu_pytorch_tanh",),
-    "attn_bias": (False,), "linear_bias": (False,), "patch_embed_proj_bias": (False,),
-    "pos_emb_type": ("divided_fixed",), "pos_emb_interpolation_mode": ("bilinear",), "merge_type": ("sd2_tpool",),
-    "mm_projector_type": ("patchmergerv2",), "projector_hidden_act": ("gelu",),
-    "video_attn_type": ("spatial_temporal",),
+SPOKEN: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    "moonvit3d": {
+        "norm_type": ("rmsnorm",), "mlp_type": ("mlp2",), "activation_func": ("gelu_pytorch_tanh",),
+        "attn_bias": (False,), "linear_bias": (False,), "patch_embed_proj_bias": (False,),
+        "pos_emb_type": ("divided_fixed",), "pos_emb_interpolation_mode": ("bilinear",), "merge_type": ("sd2_tpool",),
+        "mm_projector_type": ("patchmergerv2",), "projector_hidden_act": ("gelu",),
+        "video_attn_type": ("spatial_temporal",),
+    },
+    "moonvit": {
+        "hidden_act": ("gelu_pytorch_tanh",), "pos_emb_type": ("divided_fixed",), "merge_type": ("sd2_tpool",),
+        "mm_projector_type": ("patchmerger",), "projector_hidden_act": ("gelu",),
+        "video_attn_type": ("spatial_temporal",),
+    },
+    "qwen3_vl": {"hidden_act": ("gelu_pytorch_tanh",), "in_channels": (3,)},
 }  # fmt: skip
-"""Keys of vision_config that may be absent, but if present must hold what these blocks do."""
+"""Towers with a block -> keys of vision_config that may be absent, but if present must hold what the block does."""
+TOWERS = (*SPOKEN, "clip")
+"""Values of the table's word `tower`; those without a block take no image, and run with text alone."""
+PLACEHOLDERS = ("media_placeholder_token_id", "image_token_id", "image_token_index")
+"""How config.json calls the id that stands for a piece of an image."""
+QWEN_EPS = 1e-6
+"""Of all norms of Qwen3-VL's tower, whatever config.json says."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +42,8 @@ class Images:
     """The images of one prompt, cut into patches."""
 
     pixels: Tensor
-    """[patches, 3, patch, patch] float32: image after image, frame after frame, row after row."""
+    """[patches, ..] float32, one patch as the tower takes it: image after image, frame after frame, and in a frame row
+    after row (qwen3_vl: square of patches that become one token after square)."""
     grids: tuple[tuple[int, int, int], ...]
     """Frames, rows and columns of patches of each image."""
 
@@ -45,54 +58,78 @@ class Tower:
     merge: tuple[int, int]
     """Rows and columns of patches that become one token."""
     eps: float
-    """Of the projector's norm; the tower's own norms take none."""
+    """Of the projector's norm."""
     placeholder: int
     """The token id whose rows of the embedding the image's tokens replace."""
+    kind: str = "moonvit3d"
+    """The table's word `tower`."""
+    patch: tuple[int, ...] = ()
+    """Shape of the numbers of one patch."""
 
 
 def read_tower(model: Model) -> Tower:
-    """The tower that config.json describes; RuntimeFault where it isn't the MoonViT3d that these blocks compute."""
-    if model.words.get("tower") is None:
+    """The tower that config.json describes; RuntimeFault where it isn't one that these blocks compute."""
+    kind = model.words.get("tower")
+    if kind is None:
         raise RuntimeFault(f"the model {model.family} has no vision tower, so it can't look at images; give ids alone")
-    if model.words["tower"] != "moonvit3d":
-        raise RuntimeFault(f"no block for tower: {model.words['tower']}; the runtime has moonvit3d; give ids alone")
+    if kind not in SPOKEN:
+        raise RuntimeFault(f"no block for tower: {kind}; the runtime has {', '.join(SPOKEN)}; give ids alone")
     config = model.config["vision_config"]
-    for key, spoken in SPOKEN.items():
+    for key, spoken in SPOKEN[kind].items():
         if config.get(key) is not None and config[key] not in spoken:
             raise RuntimeFault(
                 f"config.json: vision_config.{key} is {config[key]!r}, the runtime's tower has "
                 f"{', '.join(map(repr, spoken))}; run without an image"
             )
-    merge = config.get("merge_kernel_size")
-    if not isinstance(merge, list) or len(merge) != 2 or not all(_whole(size) for size in merge):
-        raise RuntimeFault(f"config.json: vision_config.merge_kernel_size is {merge!r}, two whole numbers are wanted")
-    numbers = {}
-    for key in ("vt_num_attention_heads", "init_pos_emb_time"):
-        if not _whole(config.get(key)):
-            raise RuntimeFault(f"config.json: vision_config.{key} is {config.get(key)!r}, a whole number is wanted")
-        numbers[key] = int(config[key])
-    heads, width = numbers["vt_num_attention_heads"], model.sizes["vt_qkv"]
+    side = model.sizes["patch"]
+    patch: tuple[int, ...] = (3, side, side)
+    if kind == "qwen3_vl":
+        heads, edge = _number(config, "num_heads"), _number(config, "spatial_merge_size")
+        merge, frames, eps, patch = [edge, edge], 1, QWEN_EPS, (3 * model.sizes["frames"] * side * side,)
+    else:
+        merge = config.get("merge_kernel_size")
+        if not isinstance(merge, list) or len(merge) != 2 or not all(_whole(size) for size in merge):
+            raise RuntimeFault(
+                f"config.json: vision_config.merge_kernel_size is {merge!r}, two whole numbers are wanted"
+            )
+        heads = _number(config, "vt_num_attention_heads", "num_attention_heads")
+        frames, eps = _number(config, "init_pos_emb_time", "pos_emb_time"), _projector_eps(model)
+    width = model.sizes.get("vt_qkv", model.sizes["vt"])
     if width % (4 * heads):
         raise RuntimeFault(
             f"config.json: qkv_hidden_size {width} gives {heads} heads a width of {width / heads:g}; "
             "2-D RoPE turns four dimensions at a time"
         )
-    eps = config.get("projector_ln_eps")
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or eps <= 0:
-        raise RuntimeFault(f"config.json: vision_config.projector_ln_eps is {eps!r}, a number above 0 is wanted")
     placeholder = placeholder_id(model)
     if placeholder is None or not 0 <= placeholder < model.sizes["vocab"]:
         raise RuntimeFault(
             f"config.json: media_placeholder_token_id is {placeholder}, which is no id of the vocabulary of 0 to "
             f"{model.sizes['vocab'] - 1}"
         )
-    return Tower(heads, numbers["init_pos_emb_time"], (merge[0], merge[1]), float(eps), placeholder)
+    return Tower(heads, frames, (merge[0], merge[1]), eps, placeholder, kind, patch)
 
 
 def placeholder_id(model: Model) -> int | None:
     """The token id that stands for a piece of an image; None where there is no tower, or config.json has no such id."""
-    found = model.config.get("media_placeholder_token_id") if model.words.get("tower") is not None else None
+    if model.words.get("tower") is None:
+        return None
+    found = next((model.config[key] for key in PLACEHOLDERS if model.config.get(key) is not None), None)
     return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+def _projector_eps(model: Model) -> float:
+    eps = model.config["vision_config"].get("projector_ln_eps", model.config.get("projection_layer_norm_eps"))
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or eps <= 0:
+        raise RuntimeFault(f"config.json: vision_config.projector_ln_eps is {eps!r}, a number above 0 is wanted")
+    return float(eps)
+
+
+def _number(config: Mapping[str, Any], *keys: str) -> int:
+    """The first of the keys that vision_config has, a whole number."""
+    key = next((key for key in keys if key in config), keys[0])
+    if not _whole(config.get(key)):
+        raise RuntimeFault(f"config.json: vision_config.{key} is {config.get(key)!r}, a whole number is wanted")
+    return int(config[key])
 
 
 def token_count(grids: tuple[tuple[int, int, int], ...], merge: tuple[int, int]) -> int:

@@ -37,6 +37,12 @@ def model_norm(ctx: RankContext, weights: LayerWeights, role: str, x: Tensor) ->
     return (wide * (1 + weight if kind == "rms_zero_centred" else weight)).to(x.dtype)
 
 
+def biased_norm(ctx: RankContext, weights: LayerWeights, role: str, x: Tensor, eps: float) -> Tensor:
+    """`layer_norm` over the last dimension in the compute dtype; reads `role` and its bias."""
+    weight, bias = (dense(take(weights, name), ctx.compute) for name in (role, f"{role}.bias"))
+    return layer_norm(x, weight, bias, eps)
+
+
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Mean and variance taken out, then weight and bias; accumulated in float32 or higher; all in x's dtype."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))

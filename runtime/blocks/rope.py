@@ -30,8 +30,12 @@ class Rope:
     """Multiplies cosine and sine (yarn; else 1)."""
 
     def turns(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [T, width / 2] at `positions` [T]; computed in the angles' dtype, returned in `dtype`."""
-        angles = positions.to(self.inverse_frequencies.dtype)[:, None] * self.inverse_frequencies
+        """Cosine and sine [T, width / 2] at `positions` [T], or for each frequency its own [T, width / 2].
+
+        Computed in the angles' dtype, returned in `dtype`.
+        """
+        at = positions.to(self.inverse_frequencies.dtype)
+        angles = (at[:, None] if at.dim() == 1 else at) * self.inverse_frequencies
         return (angles.cos() * self.attention_factor).to(dtype), (angles.sin() * self.attention_factor).to(dtype)
 
 
@@ -85,13 +89,33 @@ def make_rope(text: Mapping[str, Any], width: int, compute: torch.dtype, device:
 
 
 def turner(
-    words: Mapping[str, Any], text: Mapping[str, Any], width: int, positions: Tensor, compute: torch.dtype
-) -> Callable[[Tensor], Tensor]:
-    """What turns queries and keys [T, heads, >= width] at `positions` [T]; nothing does where the table says none."""
+    words: Mapping[str, Any], text: Mapping[str, Any], width: int, positions: Tensor, compute: torch.dtype,
+    places: Tensor | None = None,
+) -> Callable[[Tensor], Tensor]:  # fmt: skip
+    """What turns queries and keys [T, heads, >= width] at `positions` [T]; nothing does where the table says none.
+
+    With `mrope_interleaved`, `places` [3, T] are frame, row and column where these aren't all the position.
+    """
     if words["rope"] == "none":
         return lambda x: x
-    cos, sin = make_rope(text, width, compute, positions.device).turns(positions, compute)
+    rope = make_rope(text, width, compute, positions.device)
+    if places is None or words["rope"] != "mrope_interleaved":
+        cos, sin = rope.turns(positions, compute)
+    else:
+        cos, sin = rope.turns(places[axes(text, width // 2).to(places.device)].T, compute)
     return partial(rotate, words["rope"], cos=cos, sin=sin)
+
+
+def axes(text: Mapping[str, Any], count: int) -> Tensor:
+    """Which of frame, row and column each of so many frequencies turns by [count]: t, h, w, t, h, w, ...
+
+    `mrope_section` counts them; where rows and columns have had theirs, frames take the rest.
+    """
+    section = rope_settings(text).get("mrope_section")
+    if not isinstance(section, list) or len(section) != 3 or sum(section) != count:
+        raise ConfigError(f"config.json: mrope_section is {section!r}, three numbers that make {count} are wanted")
+    axis = torch.arange(count) % 3
+    return torch.where(torch.arange(count) < 3 * torch.tensor(section)[axis], axis, 0)
 
 
 def rotate(style: str, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

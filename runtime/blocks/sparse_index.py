@@ -12,9 +12,9 @@ from torch import Tensor
 from runtime.blocks import attention
 from runtime.blocks.context import RankContext
 from runtime.blocks.linear import column_linear
-from runtime.blocks.norms import layer_norm
+from runtime.blocks.norms import biased_norm
 from runtime.blocks.rope import make_rope, rotate
-from runtime.blocks.weights import LayerWeights, dense, take
+from runtime.blocks.weights import LayerWeights
 
 NORM_EPS = 1e-6
 """Of the LayerNorm of index keys, whatever config.json says."""
@@ -44,8 +44,7 @@ def index(
     heads, width = ctx.size("index_heads"), ctx.size("index_dim")
     queries = column_linear(ctx, weights, "index.q", low).view(-1, heads, width)
     keys = column_linear(ctx, weights, "index.k", x)
-    norm, bias = (dense(take(weights, role), ctx.compute) for role in ("index.k_norm", "index.k_norm.bias"))
-    keys = layer_norm(keys, norm, bias, NORM_EPS)
+    keys = biased_norm(ctx, weights, "index.k_norm", keys, NORM_EPS)
     turns = make_rope(ctx.model.text, ctx.size("rope"), ctx.compute, x.device).turns(positions, ctx.compute)
     queries, keys = (rotate(words["index_rope"], part, *turns) for part in (queries, keys[:, None]))
     shares = column_linear(ctx, weights, "index.weights", x).to(ctx.accumulate())

@@ -1,7 +1,8 @@
-"""The vision tower MoonViT3d: patches of images to tokens. Every rank of the first stage holds it whole.
+"""The vision towers MoonViT and MoonViT3d: patches of images to tokens. Every rank of the first stage holds it whole.
 
 The patch projection is a 14 x 14 convolution with that stride, hence one product a patch. Positions: a learned table,
-stretched bilinearly over each image, and between frames sines and cosines; then 2-D RoPE in every block.
+stretched over each image, and between frames sines and cosines; then 2-D RoPE in every block. MoonViT (Kimi K2.5) has
+LayerNorms and biases, and stretches with cubics; MoonViT3d (Kimi K3) RMSNorms without, and stretches linearly.
 """
 
 from __future__ import annotations
@@ -14,72 +15,77 @@ from torch.nn import functional
 
 from runtime.blocks.attention import attend
 from runtime.blocks.context import RankContext
-from runtime.blocks.images import Images, Tower, read_tower
+from runtime.blocks.images import Images, Tower
 from runtime.blocks.linear import check_inner, column_linear
-from runtime.blocks.norms import rms_norm
+from runtime.blocks.norms import biased_norm, rms_norm
 from runtime.blocks.projector import project
 from runtime.blocks.rope import rotate
-from runtime.blocks.weights import LayerWeights, Readings, dense, take
-from shard_plans.errors import RuntimeFault
+from runtime.blocks.weights import LayerWeights, dense, optional, take
 
 BASE = 10000.0
 """Of RoPE's frequencies and of the frames' ones."""
+LAYER_EPS = 1e-5
+"""Of MoonViT's own norms."""
 
 
-def look(ctx: RankContext, weights: LayerWeights, images: Images) -> Tensor:
-    """The tokens of `images`, in order: [tokens, hidden] in the compute dtype. Reads every vision.* weight."""
-    tower, read = read_tower(ctx.model), Readings(weights)
-    try:
-        x = project(ctx, read, merge(tower, look_at_patches(ctx, tower, read, images), images), tower.eps)
-        read.refuse_unread()
-    except RuntimeFault as fault:
-        raise RuntimeFault(f"vision tower: {fault}") from fault
-    return x
-
-
-def see(ctx: RankContext, weights: LayerWeights, images: Images, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Which of the token ids [T] stand for pieces of `images` [tokens], and what becomes of these [tokens, hidden]."""
-    placeholder, vectors = read_tower(ctx.model).placeholder, look(ctx, weights, images)
-    tokens = (ids == placeholder).nonzero().flatten()
-    if len(tokens) != len(vectors):
-        raise RuntimeFault(
-            f"{len(tokens)} token ids are the placeholder {placeholder}, the images make {len(vectors)} tokens"
-        )
-    return tokens, vectors
+def look(ctx: RankContext, tower: Tower, weights: LayerWeights, images: Images) -> Tensor:
+    """The tokens of `images`, in order: [tokens, hidden] in the compute dtype."""
+    return project(ctx, tower, weights, merge(tower, look_at_patches(ctx, tower, weights, images), images))
 
 
 def look_at_patches(ctx: RankContext, tower: Tower, weights: LayerWeights, images: Images) -> Tensor:
     """Patches through all blocks and the last norm: [patches, vt]."""
     wide = ctx.accumulate()
-    # A norm without an eps takes the machine epsilon of what it accumulates in (torch from 2.7 on).
-    eps = torch.finfo(wide).eps
-    x = embed_patches(ctx, weights, images)
-    turn = turns(images, ctx.size("vt_qkv") // tower.heads, wide, ctx.device)
+    x = embed_patches(ctx, tower, weights, images)
+    turn = turns(images, ctx.model.sizes.get("vt_qkv", ctx.size("vt")) // tower.heads, wide, ctx.device)
     lengths = [frames * rows * columns for frames, rows, columns in images.grids]
     for block in range(ctx.size("vt_count")):
         name = f"vision.{block}"
-        h = rms_norm(x, dense(take(weights, f"{name}.norm0"), ctx.compute), eps)
+        h = _norm(ctx, tower, weights, f"{name}.norm0", x)
         x = x + attention(ctx, tower.heads, weights, name, h, lengths, turn)
-        h = rms_norm(x, dense(take(weights, f"{name}.norm1"), ctx.compute), eps)
+        h = _norm(ctx, tower, weights, f"{name}.norm1", x)
         h = functional.gelu(column_linear(ctx, weights, f"{name}.fc0", h), approximate="tanh")
         x = x + column_linear(ctx, weights, f"{name}.fc1", h)
-    return rms_norm(x, dense(take(weights, "vision.norm"), ctx.compute), eps)
+    return _norm(ctx, tower, weights, "vision.norm", x)
 
 
-def embed_patches(ctx: RankContext, weights: LayerWeights, images: Images) -> Tensor:
-    """Patches and their positions in the image: [patches, vt]. Reads vision.patch and vision.pos."""
-    kernel = dense(take(weights, "vision.patch"), ctx.compute).flatten(1)
-    pixels = images.pixels.to(ctx.device, ctx.compute).flatten(1)
-    check_inner("vision.patch", kernel, pixels)
-    x, table = functional.linear(pixels, kernel), dense(take(weights, "vision.pos"), ctx.compute)
+def _norm(ctx: RankContext, tower: Tower, weights: LayerWeights, role: str, x: Tensor) -> Tensor:
+    if tower.kind == "moonvit":
+        return biased_norm(ctx, weights, role, x, LAYER_EPS)
+    # A norm without an eps takes the machine epsilon of what it accumulates in (torch from 2.7 on).
+    return rms_norm(x, dense(take(weights, role), ctx.compute), torch.finfo(ctx.accumulate()).eps)
+
+
+def embed_patches(ctx: RankContext, tower: Tower, weights: LayerWeights, images: Images) -> Tensor:
+    """Patches and their positions in the image: [patches, vt]. Reads vision.patch, its bias if any, and vision.pos."""
+    x, table = cut_patches(ctx, weights, images), dense(take(weights, "vision.pos"), ctx.compute)
     parts = []
     for frames, rows, columns in images.grids:
-        flat = stretch(stretch(table, rows, 0), columns, 1).reshape(rows * columns, -1)
+        if tower.kind == "moonvit":
+            flat = resize(table, rows, columns, "bicubic", corners=False).flatten(0, 1)
+        else:
+            flat = stretch(stretch(table, rows, 0), columns, 1).reshape(rows * columns, -1)
         part = flat.expand(frames, -1, -1)
         if frames > 1:
             part = part + frame_table(frames, table.shape[-1], ctx.accumulate(), ctx.device)[:, None].to(ctx.compute)
         parts.append(part.reshape(-1, table.shape[-1]))
     return x + torch.cat(parts)
+
+
+def cut_patches(ctx: RankContext, weights: LayerWeights, images: Images) -> Tensor:
+    """The product of each patch with vision.patch: [patches, vt]."""
+    kernel = dense(take(weights, "vision.patch"), ctx.compute).flatten(1)
+    pixels = images.pixels.to(ctx.device, ctx.compute).flatten(1)
+    check_inner("vision.patch", kernel, pixels)
+    bias = optional(weights, "vision.patch.bias")
+    return functional.linear(pixels, kernel, None if bias is None else dense(bias, ctx.compute))
+
+
+def resize(table: Tensor, rows: int, columns: int, mode: str, corners: bool) -> Tensor:
+    """`table` [height, width, ..] at rows x columns places, as torch's interpolate; `corners`: they stay in place."""
+    wide = table.to(torch.promote_types(table.dtype, torch.float32)).permute(2, 0, 1)[None]
+    found = functional.interpolate(wide, size=(rows, columns), mode=mode, align_corners=corners)
+    return found[0].permute(1, 2, 0).to(table.dtype)
 
 
 def stretch(table: Tensor, count: int, axis: int) -> Tensor:
@@ -125,14 +131,15 @@ def attention(
     x: Tensor,
     lengths: Sequence[int],
     turn: tuple[Tensor, Tensor],
+    style: str = "interleaved",
 ) -> Tensor:
     """Every patch attends to all of its image, frames included: [patches, vt]. Reads NAME.qkv (q|k|v) and NAME.o.
 
-    `lengths` are the patches of each image, `turn` the cosine and sine of their positions.
+    `lengths` are the patches of each image, `turn` the cosine and sine of their positions, `style` how pairs lie.
     """
     qkv = column_linear(ctx, weights, f"{name}.qkv", x)
     q, k, v = qkv.view(len(x), 3, heads, -1).unbind(1)
-    q, k = (rotate("interleaved", part.to(turn[0].dtype), *turn).to(x.dtype) for part in (q, k))
+    q, k = (rotate(style, part.to(turn[0].dtype), *turn).to(x.dtype) for part in (q, k))
     parts, scale = [], float(q.shape[-1] ** -0.5)
     start = 0
     for length in lengths:

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from runtime.blocks import forward, stream
-from runtime.blocks.forward import Beside, Routing
+from runtime.blocks.forward import Routing
 from runtime.blocks.images import Images
+from runtime.blocks.places import beside_images
 from runtime.blocks.weights import LayerWeights
 from runtime.checking.checks import Measure, worst
 from runtime.checking.compare import NOISE, Routed, compare_routing, cosine, layer_error, relative, relative_margin
 from runtime.checking.reference import Record, Reference
-from runtime.hand_over import picks_before
+from runtime.hand_over import deep_shape, picks_before
 from runtime.passes import RankRun
 from shard_plans.console import Advance
 from shard_plans.families.model import Layer
@@ -53,11 +54,15 @@ class Ladder:
         self.run, self.ctx = run, run.ctx
         self._compare, self._reference = compare, reference
         self._wide = reference_dtype(run.ctx.compute)
-        self._tokens, self._beside = len(ids), Beside(ids)
+        self._tokens, self._beside = len(ids), beside_images(self.ctx.model, ids, images)
         self._positions = torch.arange(len(ids), device=run.ctx.device)
         self._start = self._out = torch.empty(0)
         if compare:
             self._out = self._share(None if reference is None else reference.begin(ids, images))
+            if self._beside.tokens is not None and self.ctx.model.sizes.get("deepstack"):
+                deep = None if reference is None else reference.beside.deep
+                shape = deep_shape(self.ctx.model, self._beside.tokens)
+                self._beside.deep = self.ctx.comm.broadcast(deep, 0, shape, self._wide)
         self._routing: tuple[Tensor, Tensor] | None = None
         self._drift = 0.0
         self.clean = len(ids)

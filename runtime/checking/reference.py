@@ -14,9 +14,10 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from runtime.blocks import forward, vision
+from runtime.blocks import forward, towers
 from runtime.blocks.forward import Beside, RankContext, Routing
 from runtime.blocks.images import Images
+from runtime.blocks.places import beside_images
 from runtime.blocks.weights import LayerWeights, Stored
 from runtime.checking.rebuilt import Rebuilt
 from runtime.loading.reading import as_stored, empty_bytes, fill, open_file
@@ -126,12 +127,17 @@ class Reference:
         ids = ids.to(device)
         self._layers = iter(self.context.model.forward_layers)
         self._positions = torch.arange(len(ids), device=device)
-        self._beside = Beside(ids)
+        self._beside = beside_images(self.context.model, ids, images)
         with torch.no_grad():
             tower = {} if images is None else self._weights.section("vision", device)
-            seen = None if images is None else vision.see(self.context, tower, images, ids)
+            seen = None if images is None else towers.see(self.context, tower, images, ids, self._beside)
             self._x = forward.embed(self.context, self._weights.section("first", device), ids, seen)
         return self._x
+
+    @property
+    def beside(self) -> Beside:
+        """What is known beside the stream reached so far."""
+        return self._beside
 
     def next_layer(self) -> Record:
         """Run the next layer."""

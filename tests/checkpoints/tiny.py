@@ -151,8 +151,9 @@ def reload(name: str, folder: Path) -> Any:
 
 def forward_tensors(stored: Tensors, config: Config) -> Iterator[tuple[str, Tensor]]:
     """What the forward pass uses, in plain numbers."""
+    layers = config.get("text_config", config)["num_hidden_layers"]
     for name, tensor in stored.items():
-        if name.endswith("_scale_inv") or name.startswith(f"model.layers.{config['num_hidden_layers']}."):
+        if name.endswith("_scale_inv") or name.startswith(f"model.layers.{layers}."):
             continue
         scales = stored.get(name + "_scale_inv")
         if scales is not None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.blocks import vision
+from runtime.blocks import towers, vision
 from runtime.blocks.context import RankContext, single_rank
 from runtime.blocks.images import Images, read_tower, token_count
 from runtime.blocks.weights import Stored
@@ -85,7 +85,7 @@ def error(ours: Tensor, theirs: Tensor) -> float:
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-13), (torch.float32, 2e-6), (torch.bfloat16, 6e-2)])
 def test_the_tower_is_what_the_oracle_computes(dtype: torch.dtype, limit: float, stored: dict[str, Tensor]) -> None:
     images = pictures()
-    ours = vision.look(context(dtype), native(stored), images)
+    ours = towers.look(context(dtype), native(stored), images)[0]
     theirs = moonvit.see(stored, kimi_k3.CONFIG, images.pixels, GRID, torch.float64)
     assert ours.dtype == dtype
     assert ours.shape == (token_count(GRID, (2, 2)), 128) == (6 + 12 + 14 + 1, 128)
@@ -95,17 +95,17 @@ def test_the_tower_is_what_the_oracle_computes(dtype: torch.dtype, limit: float,
 @pytest.mark.parametrize("mistake", moonvit.MISTAKES)
 def test_each_mistake_shows(mistake: str, stored: dict[str, Tensor]) -> None:
     images = pictures()
-    ours = vision.look(context(torch.float64), native(stored), images)
+    ours = towers.look(context(torch.float64), native(stored), images)[0]
     wrong = moonvit.see(stored, kimi_k3.CONFIG, images.pixels, GRID, torch.float64, mistake)
     assert error(ours, wrong) > (1e-6 if mistake == "eps of the text" else 1e-4)
 
 
 def test_images_do_not_see_each_other_and_their_order_is_kept(stored: dict[str, Tensor]) -> None:
     weights, ctx, images = native(stored), context(torch.float64), pictures()
-    whole, start, row = vision.look(ctx, weights, images), 0, 0
+    whole, start, row = towers.look(ctx, weights, images)[0], 0, 0
     for image in GRID:
         patches, tokens = math.prod(image), token_count((image,), (2, 2))
-        alone = vision.look(ctx, weights, Images(images.pixels[start : start + patches], (image,)))
+        alone = towers.look(ctx, weights, Images(images.pixels[start : start + patches], (image,)))[0]
         assert error(whole[row : row + tokens], alone) < 1e-13
         start, row = start + patches, row + tokens
 
@@ -186,22 +186,22 @@ def as_transformers(module: Any, stored: Mapping[str, Tensor], sizes: Mapping[st
 def test_what_the_images_become_belongs_to_the_placeholders_in_order(stored: dict[str, Tensor]) -> None:
     images, weights, ctx = pictures(((1, 2, 4), (1, 2, 2))), native(stored), context(torch.float64)
     hole = kimi_k3.PLACEHOLDER
-    tokens, vectors = vision.see(ctx, weights, images, torch.tensor([7, hole, hole, 8, hole, 9]))
+    tokens, vectors = towers.see(ctx, weights, images, torch.tensor([7, hole, hole, 8, hole, 9]))
     assert tokens.tolist() == [1, 2, 4]
-    assert torch.equal(vectors, vision.look(ctx, weights, images))
+    assert torch.equal(vectors, towers.look(ctx, weights, images)[0])
     with pytest.raises(RuntimeFault, match="2 token ids are the placeholder 500, the images make 3 tokens"):
-        vision.see(ctx, weights, images, torch.tensor([7, hole, hole]))
+        towers.see(ctx, weights, images, torch.tensor([7, hole, hole]))
 
 
 def test_a_weight_that_is_missing_unread_or_of_another_width(stored: dict[str, Tensor]) -> None:
     weights, ctx, images = native(stored), context(torch.float32), pictures()
     lost = {name: weight for name, weight in weights.items() if name != "vision.1.o"}
     with pytest.raises(RuntimeFault, match=r"vision tower: the weight vision\.1\.o is missing"):
-        vision.look(ctx, lost, images)
+        towers.look(ctx, lost, images)
     with pytest.raises(RuntimeFault, match=r"no block reads vision\.3\.o"):
-        vision.look(ctx, weights | {"vision.3.o": weights["vision.1.o"]}, images)
+        towers.look(ctx, weights | {"vision.3.o": weights["vision.1.o"]}, images)
     with pytest.raises(RuntimeFault, match=r"vision\.2\.fc1 is \[24, 39\].* width 40"):
-        vision.look(ctx, weights | {"vision.2.fc1": Stored(weights["vision.2.fc1"].values[:, 1:])}, images)
+        towers.look(ctx, weights | {"vision.2.fc1": Stored(weights["vision.2.fc1"].values[:, 1:])}, images)
 
 
 @pytest.mark.parametrize(

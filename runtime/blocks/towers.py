@@ -1,0 +1,48 @@
+"""What a model sees: images through its vision tower, in the places of their placeholders."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from runtime.blocks import qwen_vision, vision
+from runtime.blocks.beside import Beside
+from runtime.blocks.context import RankContext
+from runtime.blocks.images import Images, read_tower
+from runtime.blocks.weights import LayerWeights, Readings
+from shard_plans.errors import RuntimeFault
+
+
+def look(ctx: RankContext, weights: LayerWeights, images: Images) -> tuple[Tensor, Tensor | None]:
+    """The tokens of `images`, in order, in the compute dtype, and what is added behind early layers.
+
+    [tokens, hidden], and [layers, tokens, hidden] where the tower has such. Reads every vision.* weight.
+    """
+    tower, read, deep = read_tower(ctx.model), Readings(weights), None
+    try:
+        if tower.kind == "qwen3_vl":
+            x, deep = qwen_vision.look(ctx, tower, read, images)
+        else:
+            x = vision.look(ctx, tower, read, images)
+        read.refuse_unread()
+    except RuntimeFault as fault:
+        raise RuntimeFault(f"vision tower: {fault}") from fault
+    return x, deep
+
+
+def see(
+    ctx: RankContext, weights: LayerWeights, images: Images, ids: Tensor, beside: Beside | None = None
+) -> tuple[Tensor, Tensor]:
+    """Which of the token ids [T] stand for pieces of `images` [tokens], and what becomes of these [tokens, hidden].
+
+    What is added behind early layers is left in `beside`.
+    """
+    placeholder = read_tower(ctx.model).placeholder
+    vectors, deep = look(ctx, weights, images)
+    tokens = (ids == placeholder).nonzero().flatten()
+    if len(tokens) != len(vectors):
+        raise RuntimeFault(
+            f"{len(tokens)} token ids are the placeholder {placeholder}, the images make {len(vectors)} tokens"
+        )
+    if beside is not None:
+        beside.deep = deep
+    return tokens, vectors

@@ -1,0 +1,74 @@
+"""Images in a prompt: what the ranks answer is what transformers answers, whatever the plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from runtime.request import RunOptions
+from runtime.run import verify_and_run
+from tests.conftest import MakeCheckpoint
+from tests.converter.test_architectures import PLANS, QUICK
+from tests.tools.plans import plan_id
+from tests.tools.sharded import convert_tiny, expected, relative
+
+NAMES = ("kimi_k25", "qwen3_vl_moe")
+LIMIT = 1e-5
+FAST = (QUICK[0], len(PLANS) - 1)
+"""Two ranks of one stage, and three stages, the second of which adds features of the images."""
+CELLS = [
+    pytest.param(name, number, id=f"{name} {plan_id(plan)}", marks=[] if number in FAST else pytest.mark.slow)
+    for name in NAMES
+    for number, plan in enumerate(PLANS)
+]
+
+
+def run(source: Path, folder: Path, plan: dict[str, int], new_tokens: int = 0) -> tuple[Tensor, Any]:
+    """The logits of the reference's own image and ids, and all that verify-and-run found."""
+    reference, ids = expected(source), folder / "ids.safetensors"
+    convert_tiny(source, folder / "out", plan)
+    given = {"input_ids": "input_ids", "pixel_values": "pixel_values", "grid_thw": "image_grid_thw"}
+    save_file({name: reference[f"vision.{theirs}"] for name, theirs in given.items()}, ids)
+    logits = folder / "logits.safetensors"
+    found = verify_and_run(
+        RunOptions(folder / "out", source, input_ids=str(ids), logits_out=logits, max_new_tokens=new_tokens)
+    )
+    return load_file(logits)["logits"], found
+
+
+@pytest.mark.parametrize(("name", "number"), CELLS)
+def test_logits_with_an_image(name: str, number: int, tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    source = tiny(name)
+    logits, found = run(source, tmp_path, PLANS[number])
+    assert found.passed, found.checks
+    assert relative(logits, expected(source)["vision.logits"][0]) < LIMIT
+    assert relative(logits, expected(source)["logits"][0]) > 0.1  # without the image it would be another answer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_generated_behind_an_image(name: str, tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    """Places behind an image go on from its longer side, also token by token through the cache."""
+    from tests.checkpoints.tiny import quiet, reload
+
+    source, new = tiny(name), 4
+    _, found = run(source, tmp_path, {"pp": 3}, new)
+    quiet()
+    reference, model = expected(source), reload(name, source)
+    ids = reference["vision.input_ids"]
+    for _ in range(new):
+        inputs = {
+            "pixel_values": reference["vision.pixel_values"],
+            "image_grid_thw": reference["vision.image_grid_thw"],
+        }
+        if name == "qwen3_vl_moe":
+            inputs["mm_token_type_ids"] = (ids == 250).int()
+        with torch.no_grad():
+            scores = model(input_ids=ids, use_cache=False, **inputs).logits[0, -1]
+        ids = torch.cat([ids, scores.argmax()[None, None]], dim=1)
+    assert list(found.generated) == ids[0, -new:].tolist()
