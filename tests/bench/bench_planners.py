@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -194,14 +195,17 @@ def time_table(bin_: Path) -> None:
 
 def speed_table(folder: Path, rounds: int) -> None:
     """The whole search for ever larger clusters."""
-    print("\n| Kimi K3 | median, s |\n|---|---|")
+    print("\n| Kimi K3 | median, s | of it in use of a core |\n|---|---|---|")
     for cluster, source, words in (
         ("16x8:s5000", CONFIGS / "kimi-k3.json", "128 cards, config alone"),
         ("128x8:s5000", CONFIGS / "kimi-k3.json", "1,024 cards, config alone"),
         ("16x8:s5000", folder / "kimi-k3", "128 cards, headers of the sparse checkpoint"),
     ):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         took = [ran(reshard(source, "--cluster", cluster, "--concurrency", 256, "--json"))[0] for _ in range(rounds)]
-        print(f"| {words} | {statistics.median(took):.2f} |")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / rounds
+        print(f"| {words} | {statistics.median(took):.2f} | {used:.2f} |")
 
 
 def main() -> None:
