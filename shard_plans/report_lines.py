@@ -30,6 +30,7 @@ def lines_json(by: str, lines: Sequence[Lines]) -> dict[str, Any]:
                 "stage": each.stage, "rank": each.rank, "component": item.component,
                 "operator": item.operator or None, "layer": item.layer,
                 "low": item.amount.low, "typical": item.amount.typical, "high": item.amount.high,
+                "source": item.source or None,
             }
             for each in lines
             for item in each.items
@@ -48,6 +49,10 @@ def show_lines(by: str, lines: Sequence[Lines]) -> None:
             spread = "" if low == high else f"{low:,} to {high:,}"
             table.add_row(name, component, f"{amount:,}", spread)
         out().print(table)
+    if by == "operator":
+        ranges = {item.operator: item.source for each in lines for item in each.items if item.source}
+        for operator, source in ranges.items():
+            out().print(f"{operator}: {source}", highlight=False)
 
 
 def _rows(by: str, lines: Lines) -> list[tuple[str, str, int, int, int]]:

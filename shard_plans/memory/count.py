@@ -90,5 +90,6 @@ def grouped(items: Iterable[Item], by: str) -> tuple[Item, ...]:
         key = (item.component, operator, item.layer if by == "layer" else None)
         known = sums.get(key)
         amount = item.amount if known is None else known.amount + item.amount
-        sums[key] = Item(item.component, operator, key[2], amount)
+        source = item.source if by == "operator" else ""
+        sums[key] = Item(item.component, operator, key[2], amount, source)
     return tuple(sums.values())

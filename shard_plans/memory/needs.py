@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from shard_plans.families.model import Layer, Model
 from shard_plans.memory.activations import activations, arriving_rows, expert_row, logits, step_tokens, stream
-from shard_plans.memory.amount import NOTHING, Amount, exactly, total
+from shard_plans.memory.amount import ENDS, NOTHING, Amount, exactly, total
 from shard_plans.memory.buffers import communication
 from shard_plans.memory.caches import cached, kept
 from shard_plans.memory.engine import load_engine
@@ -36,6 +36,8 @@ class Item:
     layer: int | None
     """None for what belongs to no layer."""
     amount: Amount
+    source: str = ""
+    """Where a range is from; empty for what a formula gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +116,13 @@ def _activation_items(run: list[Layer], model: Model, grid: Grid, workload: Work
     seen = stage == 0 and image_tokens(model, workload)
     if seen and (tower := tower_activations(model, workload)) > peak:
         peak, name = tower, "pass of the vision tower"
-    factor = engine.value("activation_factor") or {"low": 1.0, "typical": 1.0, "high": 1.0}
-    items.append(
-        Item("activations", name, None, Amount(*(round(peak * factor[e]) for e in ("low", "typical", "high"))))
-    )
+    factor = engine.value("activation_factor") or dict.fromkeys(ENDS, 1.0)
+    ends = Amount(*(round(peak * factor[end]) for end in ENDS))
+    items.append(Item("activations", name, None, ends, engine.source("activation_factor")))
     if seen:
         items.append(Item("activations", "images encoded", None, exactly(encoder_cache(model, workload))))
     if stage == grid.pp - 1:
-        items.append(Item("activations", "logits", None, _sampled(model, grid, workload)))
+        items.append(Item("activations", "logits", None, _sampled(model, grid, workload), engine.source("sampler")))
     return items
 
 
@@ -131,12 +132,12 @@ def _sampled(model: Model, grid: Grid, workload: Workload) -> Amount:
     if not rule:
         return known
     numbers = max(int(rule["rows"]), -(-workload.concurrency // grid.dp)) * model.sizes["vocab"]
-    return Amount(*(max(known.low, numbers * int(rule[end])) for end in ("low", "typical", "high")))
+    return Amount(*(max(known.low, numbers * int(rule[end])) for end in ENDS))
 
 
 def _runtime_items(grid: Grid, workload: Workload) -> list[Item]:
     engine = load_engine(workload.engine)
     outside = "outside_group" if grid.world > 1 else "outside_one_rank"
     names = {outside: "device context and libraries", "graphs": "captured graphs", "fragmentation": "fragmentation"}
-    found = [Item("runtime", words, None, engine.range(rule)) for rule, words in names.items()]
+    found = [Item("runtime", words, None, engine.range(rule), engine.source(rule)) for rule, words in names.items()]
     return [item for item in found if item.amount != NOTHING]

@@ -119,6 +119,9 @@ def test_the_command_shows_the_lines(tiny: MakeCheckpoint, run_cli: RunCli, by: 
     found = run_cli(*words, "--json").json
     assert found["by"] == by and sum(line["high"] for line in found["lines"]) == found["ranks"][0]["high"]
     assert "weights" in run_cli(*words).stdout
+    ranges = {line["operator"] for line in found["lines"] if line["source"]}
+    assert ranges == ({"device context and libraries", "fragmentation"} if by == "operator" else set())
+    assert all(line["source"] for line in found["lines"] if by == "operator" and line["low"] < line["high"])
 
 
 def test_every_rule_is_used_by_some_code() -> None:
