@@ -18,7 +18,7 @@ def convert_unit(move: Move, hands: Hands, number: int) -> None:
     unit = _unit(move, number)
     rooms = hands.staging.shares([part.stop - part.start for part in unit.slices])
     sinks = [move.sink(hands, part, room) for part, room in zip(unit.slices, rooms, strict=True)]
-    errors = recode_unit(unit, sinks, move.checkpoint, hands.reader, move.buffer)
+    errors = recode_unit(unit, sinks, move.checkpoint, hands.reader, move.buffer, move.tops)
     digests = b"".join(sink.finish() for sink in sinks)
     hands.held[number] = digests + b"".join(found.pack() for found in errors)
     move.prove(hands)

@@ -18,6 +18,7 @@ from converter.forward.units import Slice, Unit
 from converter.output.journal import Journal
 from converter.output.partial import PARTIAL, partial_path, sync
 from converter.precision.errors import Errors, unpack
+from converter.precision.tops import Tops
 from converter.sources.source import Source, StoredReader
 from converter.streams.buffers import Bytes
 from converter.streams.hashing import CHUNK, Digest, TensorHash, whole_digest
@@ -69,6 +70,7 @@ class Move:
                 self._chunks[layout_number, index] = bytearray(16 * max(1, -(-tensor.nbytes // CHUNK)))
         self.errors: dict[int, list[Errors]] = {}
         """What converting cost, by the number of the unit, for each matrix of it."""
+        self.tops = Tops()
         self._pending: dict[int, bytes] = {}
         self._committing = threading.Lock()
         self._committed = time.monotonic()

@@ -11,6 +11,7 @@ import numpy as np
 from converter.forward.recode_units import RecodeUnit
 from converter.forward.scatter import parts
 from converter.precision.errors import Errors
+from converter.precision.tops import Tops
 from converter.sources.source import StoredReader
 from converter.streams.sink import Sink
 from shard_plans.checkpoints.checkpoint import Checkpoint
@@ -23,9 +24,13 @@ COPIED = 1 << 20
 
 
 def recode_unit(
-    unit: RecodeUnit, sinks: Sequence[Sink], checkpoint: Checkpoint, reader: StoredReader, room: int
-) -> list[Errors]:
-    """Fill the unit's slices, one sink each; returns the errors of each matrix that was converted, in their order."""
+    unit: RecodeUnit, sinks: Sequence[Sink], checkpoint: Checkpoint, reader: StoredReader, room: int,
+    tops: Tops,
+) -> list[Errors]:  # fmt: skip
+    """Fill the unit's slices, one sink each; returns the errors of each matrix that was converted, in their order.
+
+    `tops` are shared by all units (`Matrix.bands`).
+    """
     found = []
     expect(unit, checkpoint, reader)
     for turn, member, matrix in unit.matrices:
@@ -33,7 +38,7 @@ def recode_unit(
             _copy(unit, turn, member, sinks, checkpoint, reader)
             continue
         errors = Errors()
-        for band in matrix.bands(reader, checkpoint, room, unit.rows):
+        for band in matrix.bands(reader, checkpoint, room, unit.rows, tops):
             for sink, part in zip(sinks, unit.slices, strict=True):
                 kind = part.target.tensor.part
                 if kind not in band.parts:

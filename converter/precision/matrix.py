@@ -13,6 +13,7 @@ from converter.precision.codec import Coding
 from converter.precision.errors import Errors
 from converter.precision.recode import band_rows, recode, top
 from converter.precision.scales import of_matrix
+from converter.precision.tops import Tops
 from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.checkpoints.dtypes import DTYPE_BITS
 from shard_plans.errors import PlanError
@@ -83,10 +84,14 @@ class Matrix:
             source = replace(source, block=(math.lcm(source.block[1], source.pack), 1))
         return band_rows(source, target, *self.shape)
 
-    def bands(self, reader: Reads, checkpoint: Checkpoint, room: int, rows: Rows | None = None) -> Iterator[Band]:
+    def bands(
+        self, reader: Reads, checkpoint: Checkpoint, room: int, rows: Rows | None = None,
+        tops: Tops | None = None,
+    ) -> Iterator[Band]:  # fmt: skip
         """The bands of these rows (of all) in order; they begin at a multiple of `step`.
 
-        A band's arrays hold until the next one is asked for.
+        A band's arrays hold until the next one is asked for. `tops`: where the largest magnitude of a matrix that is
+        done in several goes is kept, if the format needs it.
         """
         source, target, (all_rows, columns) = coding(self.stored), coding(self.parameter), self.shape
         step, (low, high) = self.step(), rows or (0, all_rows)
@@ -94,9 +99,13 @@ class Matrix:
         opened = windows(self, source, reader, checkpoint, room, (low, high))
         whole = None
         if target.tensor_scale:  # over all rows, whichever are wanted
-            every = windows(self, source, reader, checkpoint, room, (0, all_rows))
-            tops = (every.read(first, min(first + step, all_rows)) for first in range(0, all_rows, step))
-            whole = of_matrix(max((top(c, parts, columns) for c, parts in tops), default=0.0))
+
+            def find() -> float:
+                every = windows(self, source, reader, checkpoint, room, (0, all_rows))
+                seen = (every.read(first, min(first + step, all_rows)) for first in range(0, all_rows, step))
+                return max((top(c, parts, columns) for c, parts in seen), default=0.0)
+
+            whole = of_matrix(find() if rows is None or tops is None else tops.find(self.number, find))
         for first in range(low, high, step):
             last = min(first + step, high)
             window, parts = opened.read(first, last)

@@ -32,31 +32,46 @@ def recode(
     """
     errors = Errors()
     if source.scale is not None and _keeps_numbers(source, target):
-        for x, _, _ in _decoded(source, target, parts, columns):
+        for tile, width in _tiles(source, target, parts, columns):
+            x = source.decode(tile, width)
             errors.add(compare(x, x))
         scale = widen_to(parts["scale"], source.scale, target.scale or "")
         return {**parts, "scale": np.ascontiguousarray(scale)}, errors
-    made: dict[str, list[Array]] = {}
     powers = powers or source.powers
-    for x, first, last in _decoded(source, target, parts, columns):
-        if x is None:
-            tile, found = _by_table(source, target, _tile(source, parts, first, last), last - first)
+    lines: list[dict[str, Array]] = []
+    line: list[dict[str, Array]] = []
+    done = 0
+    for tile, width in _tiles(source, target, parts, columns):
+        if source.numbers == "e4m3" and target.scale is None:
+            made, found = _by_table(source, target, tile)
         else:
-            tile = target.encode(x, whole, powers)
-            found = compare(x, target.decode(tile, last - first))
-        for kind, part in tile.items():
-            made.setdefault(kind, []).append(part)
+            x = source.decode(tile, width)
+            made = target.encode(x, whole, powers)
+            found = compare(x, target.decode(made, width))
         errors.add(found)
-    joined = {kind: found[0] if len(found) == 1 else np.concatenate(found, axis=-1) for kind, found in made.items()}
-    if "global_scale" in joined:
-        joined["global_scale"] = joined["global_scale"][:1]
-    return joined, errors
+        line.append(made)
+        done += width
+        if done == columns:
+            lines.append(_joined(line, -1))
+            line, done = [], 0
+    return _joined(lines, 0), errors
+
+
+def _joined(parts: list[dict[str, Array]], axis: int) -> dict[str, Array]:
+    """Tiles beside or below one another; they share the matrix's own scale."""
+    if len(parts) == 1:
+        return parts[0]
+    return {
+        kind: found if kind == "global_scale" else np.concatenate([part[kind] for part in parts], axis)
+        for kind, found in parts[0].items()
+    }
 
 
 def top(source: Coding, parts: Parts, columns: int) -> float:
     """The largest finite magnitude in a band, for `scales.of_matrix`."""
     found = 0.0
-    for x, _, _ in _decoded(source, source, parts, columns):
+    for tile, width in _tiles(source, source, parts, columns):
+        x = source.decode(tile, width)
         most = largest(x)
         found = max(found, most if math.isfinite(most) else largest(x[np.isfinite(x)]))
     return found
@@ -73,31 +88,47 @@ def _keeps_numbers(source: Coding, target: Coding) -> bool:
     return (source.scale, target.scale) in WIDER and source == replace(target, scale=source.scale)
 
 
-def _decoded(source: Coding, target: Coding, parts: Parts, columns: int) -> Iterator[tuple[Any, int, int]]:
-    """Tiles as float32 (None where tables are faster) with their first and last column."""
-    by_table = source.numbers == "e4m3" and target.scale is None
-    step = math.lcm(source.block[1], target.block[1], source.pack, target.pack)
+def _tiles(source: Coding, target: Coding, parts: Parts, columns: int) -> Iterator[tuple[Parts, int]]:
+    """The band in tiles, from left to right and from top to bottom, with the columns of each."""
     rows = len(parts["values"])
-    step = columns if step >= columns else step * max(1, TILE // max(1, rows * step))
-    for first in range(0, columns, step):
-        last = min(first + step, columns)
-        if by_table:
-            yield None, first, last
-        else:
-            yield source.decode(_tile(source, parts, first, last), last - first), first, last
+    wide = math.lcm(source.block[1], target.block[1], source.pack, target.pack)
+    wide = columns if wide >= columns else wide * max(1, TILE // max(1, min(rows, _tall(source, target)) * wide))
+    tall = rows if rows * min(wide, columns) <= TILE else _height(source, target, min(wide, columns))
+    for above in range(0, rows, tall):
+        below = min(above + tall, rows)
+        for left in range(0, columns, wide):
+            right = min(left + wide, columns)
+            yield _tile(source, parts, (above, below), (left, right)), right - left
 
 
-def _tile(source: Coding, parts: Parts, first: int, last: int) -> Parts:
-    """The parts of some columns, which begin with a block."""
-    tile = {"values": parts["values"][:, first // source.pack : -(-last // source.pack)]}
+def _tall(source: Coding, target: Coding) -> int:
+    return math.lcm(source.block[0], target.block[0])
+
+
+def _height(source: Coding, target: Coding, width: int) -> int:
+    """Rows of a tile of that width: whole blocks of the target, and whole ones of the source or within one."""
+    room, least = max(1, TILE // width), target.block[0]
+    if room >= _tall(source, target):
+        return room - room % _tall(source, target)
+    within = [n for n in range(least, source.block[0], least) if source.block[0] % n == 0 and n <= room]
+    return within[-1] if within else (least if source.block[0] % least == 0 else _tall(source, target))
+
+
+def _tile(source: Coding, parts: Parts, rows: tuple[int, int], columns: tuple[int, int]) -> Parts:
+    """The parts of a rectangle that begins with a block of columns."""
+    tall, wide = source.block
+    down = slice(*rows)
+    tile = {"values": parts["values"][down, columns[0] // source.pack : -(-columns[1] // source.pack)]}
     if source.scale is not None:
-        tile["scale"] = parts["scale"][:, first // source.block[1] : -(-last // source.block[1])]
+        tile["scale"] = parts["scale"][
+            rows[0] // tall : -(-rows[1] // tall), columns[0] // wide : -(-columns[1] // wide)
+        ]
     if source.tensor_scale:
         tile["global_scale"] = parts["global_scale"]
     return tile
 
 
-def _by_table(source: Coding, target: Coding, tile: Parts, columns: int) -> tuple[dict[str, Array], Errors]:
+def _by_table(source: Coding, target: Coding, tile: Parts) -> tuple[dict[str, Array], Errors]:
     """E4M3 to a plain type: each block has 256 possible values, so each is converted once and then looked up."""
     factors = source.factors(tile)
     with np.errstate(over="ignore", invalid="ignore"):  # codes that needn't occur
