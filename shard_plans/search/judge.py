@@ -41,7 +41,7 @@ class _Kept:
 
 def judge(space: Space, goal: str, advise: bool = True) -> Found:
     """The best plan for the goal, and the others; where none fits, the closest, and with `advise` what would fit."""
-    model = cost_model(space.binding, space.cluster)
+    model = cost_model(space.payload.binding, space.cluster)
     outlines, outlined, refused = space.outlines()
     verdicts = Verdicts(space.room)
     for grid, error in refused.items():
@@ -85,7 +85,7 @@ def judge(space: Space, goal: str, advise: bool = True) -> Found:
 
 def fastest(space: Space, goal: str) -> Candidate:
     """The best candidate for the goal, unfinished; where none fits, the roomiest."""
-    model = cost_model(space.binding, space.cluster)
+    model = cost_model(space.payload.binding, space.cluster)
     outlines, outlined, _ = space.outlines()
     timed = []
     for grid, outline in outlined:

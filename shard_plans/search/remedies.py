@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 
 from shard_plans.console import size
 from shard_plans.documents.plan import Plan
+from shard_plans.errors import PlanError
 from shard_plans.memory.offload import offload
 from shard_plans.search.candidate import Candidate
 from shard_plans.search.grids import expert_count
 from shard_plans.search.longest import context_limit, highest_concurrency, most
-from shard_plans.search.other_weights import with_experts_in
 from shard_plans.search.space import Space
 
+EXPERT_FORMATS = ("mxfp4_group", "fp8_block")
+"""Formats of --weights that are tried for routed experts."""
 MOST_CARDS = 8192
 MOST_TRIES = 40
 """Numbers of nodes that are tried for one answer."""
@@ -121,16 +123,19 @@ def other_formats(space: Space, best: Best) -> Iterator[Remedy]:
     if not expert_count(space.binding):
         return
     stored = space.weights().roomiest().need
-    for name, words in (("mxfp4", "MXFP4"), ("fp8", "FP8 (one fp32 scale for 128 x 128)")):
-        other = space.stored(with_experts_in(space.binding, name))
-        if other.weights().roomiest().need == stored:
+    for name in EXPERT_FORMATS:
+        try:
+            other = space.stored(experts=name)
+            if other.weights().roomiest().need == stored:
+                continue
+        except PlanError:  # the shapes or the stored type don't allow it
             continue
         if other.fits():
             found = best(other)
-            text = f"experts in {words} fit: {_grid(found)}, {size(found.need)} of {size(space.room)}"
+            text = f"experts in {name} fit: {_grid(found)}, {size(found.need)} of {size(space.room)}"
             yield Remedy("weights", text, f"experts={name}")
         else:
-            yield Remedy("weights", weights_alone(other, f"experts in {words}").text)
+            yield Remedy("weights", weights_alone(other, f"experts in {name}").text)
 
 
 def offloading(space: Space, closest: Plan) -> Iterator[Remedy]:
@@ -164,7 +169,7 @@ def fewest(space: Space) -> Space | None:
     More cards don't always fit where fewer did, so every number is tried from what the bytes alone rule out.
     """
     space = replace(space, fixed={axis: n for axis, n in space.fixed.items() if axis in ("tp", "etp")})
-    held = sum(part.nbytes for p in space.binding.parameters if p.stage != "mtp" for part in p.parts)
+    held = sum(part.nbytes for p in space.payload.binding.parameters if p.stage != "mtp" for part in p.parts)
     more = space.together() // max(space.room, 1)  # more ranks never hold less together
     least = max(held // max(space.room, 1) + 1, more if more > space.cluster.world else 0)
     each = space.cluster.cards

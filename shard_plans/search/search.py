@@ -14,6 +14,7 @@ from shard_plans.memory.payload import Payload
 from shard_plans.memory.workload import Workload
 from shard_plans.placement.grid import Grid
 from shard_plans.placement.place import check_divides
+from shard_plans.placement.precision import in_precision
 from shard_plans.search.candidate import Outlines
 from shard_plans.search.dealt import Dealer
 from shard_plans.search.expert_load import ExpertLoad
@@ -100,7 +101,7 @@ def appraise(binding: Binding, plan: Plan) -> Found:
     """What is predicted of a plan that was given, with its ledger; nothing is searched."""
     if plan.cluster is None:
         return Found(plan, "given")
-    model = cost_model(binding, plan.cluster)
+    model = cost_model(in_precision(binding, plan.weights), plan.cluster)
     run = len(binding.model.forward_layers)
     stages = tuple((first, min(stop, run)) for first, stop in plan.stages)
     times = model.times(plan.grid, plan.workload)

@@ -121,9 +121,10 @@ class Space:
         """The same question for weights alone, on whole cards."""
         return replace(self, alone=True, workload=replace(self.workload, utilization=1.0))
 
-    def stored(self, binding: Binding) -> Space:
-        """The same question for a binding that is stored in another format."""
-        return replace(self, known={}, binding=binding, payload=Payload(binding, self.payload.strict_blocks))
+    def stored(self, **weights: str) -> Space:
+        """The same question with groups of weights in other formats. Raises PlanError where that isn't possible."""
+        payload = Payload(self.binding, self.payload.strict_blocks, {**self.payload.weights, **weights})
+        return replace(self, known={}, payload=payload)
 
     def under(self, **changes: object) -> Space:
         """The same question for another workload."""

@@ -12,7 +12,6 @@ from shard_plans.memory.cluster import parse_cluster
 from shard_plans.memory.payload import Payload
 from shard_plans.memory.workload import Workload
 from shard_plans.placement.grid import Grid
-from shard_plans.search.other_weights import with_experts_in
 from shard_plans.search.remedies import GIB, Remedy, cards, fewest, weights_alone
 from shard_plans.search.search import explore
 from shard_plans.search.space import Space
@@ -58,15 +57,15 @@ def test_kimi_k3_on_one_server(k3: Binding) -> None:
 @pytest.mark.parametrize(
     ("name", "tp", "pp", "gib"),
     [
-        (None, 8, 3, 64.3), (None, 8, 12, 16.5), (None, 16, 2, 51.3), (None, 32, 1, 56.6), ("fp8", 8, 3, 114.4),
-        ("fp8", 16, 2, 88.5), ("fp8", 8, 5, 70.0), ("fp8", 8, 12, 29.5), ("bf16", 8, 8, 85.5), ("bf16", 8, 12, 57.0),
-        ("bf16", 32, 1, 173),
+        (None, 8, 3, 64.3), (None, 8, 12, 16.5), (None, 16, 2, 51.3), (None, 32, 1, 56.6),
+        ("fp8_block", 8, 3, 114.4), ("fp8_block", 16, 2, 88.5), ("fp8_block", 8, 5, 70.0),
+        ("fp8_block", 8, 12, 29.5), ("bf16", 8, 8, 85.5), ("bf16", 8, 12, 57.0), ("bf16", 32, 1, 173),
     ],
 )  # fmt: skip
 def test_kimi_k3_in_other_formats(k3: Binding, name: str | None, tp: int, pp: int, gib: float) -> None:
     """Worst stage of the even split, weights alone, experts whole."""
-    binding = with_experts_in(k3, name) if name else k3
-    asked = space(binding, f"{tp * pp // 8}x8:80GB").weights()
+    asked = space(k3, f"{tp * pp // 8}x8:80GB").weights()
+    asked = asked.stored(experts=name) if name else asked
     outlines, _, _ = asked.outlines()
     outline = outlines.outline(Grid(tp, pp, 1, tp, 1))
     held = [sum(outline.costs[first:stop]) for first, stop in even(93, pp)]

@@ -84,3 +84,12 @@ def test_loads_and_clusters_from_files(tiny: MakeCheckpoint, run_cli: RunCli, tm
     cluster.write_text("reshard_cluster: 1\nnodes: 1\ncards: 4\ncard: mine\nmemory: 0GB\n")
     ran = run_cli("plan-memory", tiny("mixtral"), "--cluster", cluster, code=2)
     assert "give a size above 0" in ran.stderr and ran.stderr.count("\n") == 1
+
+
+def test_other_formats_are_counted_and_timed(tiny: MakeCheckpoint, run_cli: RunCli) -> None:
+    at = ("--cluster", "1x2:h100", "--tp", 1, "--pp", 1, "--ep", 2, "--concurrency", 256, "--json")
+    stored, wide = (
+        run_cli("plan-memory", tiny("mixtral"), *at, *weights).json for weights in ((), ("--weights", "experts=fp32"))
+    )
+    assert wide["ranks"][0]["weights"] > stored["ranks"][0]["weights"]
+    assert wide["prediction"]["decode_step"] >= stored["prediction"]["decode_step"]
