@@ -66,11 +66,12 @@ def check_command(out: str, deep: str | None, as_json: bool) -> None:
 @click.command("restore", cls=Verb)
 @click.argument("out", type=click.Path())
 @click.argument("folder", type=click.Path())
+@click.option("--converted", is_flag=True, help="With the weights that --weights changed as they are now.")
 @json_option
-def restore_command(out: str, folder: str, as_json: bool) -> None:
+def restore_command(out: str, folder: str, converted: bool, as_json: bool) -> None:
     """Write the checkpoint again that an output was made from."""
     with progress("restoring") as advance:
-        result = restore(out, folder, progress=advance)
+        result = restore(out, folder, progress=advance, converted=converted)
     if as_json:
         emit(asdict(result))
     else:

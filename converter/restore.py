@@ -13,11 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from converter.backward.converted_config import converted_config
+from converter.backward.converted_frames import make_converted_frames
 from converter.backward.frames import StoredTensor, make_frame, smaller_index
 from converter.backward.gather import BLOCK, Array, Shards, blocks, growth, items, overlap, put, whole
 from converter.backward.regions import Regions, declared
 from converter.check import check
-from converter.output.carry import SOURCE
+from converter.output.carry import PLAN, SOURCE
 from converter.output.partial import PARTIAL, check_space, partial_path, publish, remove_empty, reserve, write_small
 from converter.streams.reading import Reader
 from converter.streams.workers import Meter, Progress, run_all
@@ -25,8 +27,13 @@ from converter.streams.writing import Writer, write_fault
 from shard_plans.checkpoints.checkpoint import INDEX
 from shard_plans.checkpoints.headers import Kinds
 from shard_plans.documents.manifest import read_manifest
+from shard_plans.documents.plan import read_plan
+from shard_plans.documents.stored import kept_family, open_stored
 from shard_plans.errors import CheckFailed, ManifestError, OutputError
+from shard_plans.families.binding import bind
+from shard_plans.families.family import read_family
 from shard_plans.placement.experts import format_ids
+from shard_plans.placement.precision import in_precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +50,13 @@ class RestoreResult:
     seconds: float
 
 
-def restore(out: Path, folder: Path, workers: int = 4, progress: Progress | None = None) -> RestoreResult:
+def restore(
+    out: Path, folder: Path, workers: int = 4, progress: Progress | None = None, converted: bool = False
+) -> RestoreResult:
     """Write the checkpoint in `out` into the new or empty `folder`: the same files with the same tensors in them.
+
+    Where the plan changed the precision of weights that can't be; with `converted` they are written as they are now,
+    under the names of their format, with a config.json and index that say so.
 
     Where all tensors of a file were kept, it comes back byte for byte; tensors that were left out are missing from
     header and index too. Raises CheckFailed where a digest is wrong, ManifestError, and OutputError for the folder.
@@ -64,24 +76,17 @@ def restore(out: Path, folder: Path, workers: int = 4, progress: Progress | None
             )
         root = read_manifest(out)
         shards, regions = Shards(out, root), Regions(root.constants)
-        if shards.converted:
+        if shards.converted and not converted:
             raise ManifestError(
                 f"{out} holds weights in another precision than its checkpoint (--weights), so that one can't be put "
                 f"together from it; --converted writes the converted checkpoint"
             )
         check_space(folder, sum(file.size for file in root.source.files) + sum(file.size for file in root.carried))
-        kinds = Kinds()
-        tensors: list[StoredTensor] = []
-        dropped = 0
-        for file in root.source.files:
-            here, lost = make_frame(shards, regions, file, folder, kinds)
-            tensors += here
-            dropped += lost
-        described = len(tensors) + dropped
-        if described != root.source.tensors:
-            raise ManifestError(
-                f"the headers in {out} describe {described} tensors, its checkpoint had {root.source.tensors}"
-            )
+        config: bytes | None = None
+        if shards.converted:
+            tensors, dropped, config = _converted(shards, regions, folder)
+        else:
+            tensors, dropped = _as_stored(shards, regions, folder)
         if dropped != sum(item.count for item in root.skipped):
             raise ManifestError(
                 f"{out} lacks {dropped} tensors of its checkpoint, its skip list has "
@@ -91,7 +96,9 @@ def restore(out: Path, folder: Path, workers: int = 4, progress: Progress | None
         files = list(dict.fromkeys(tensor.file for tensor in tensors))
         others = [file.name for file in root.carried]
         for name in others:
-            if name == INDEX and dropped:
+            if name == "config.json" and config is not None:
+                write_small(folder, name, config)
+            elif name == INDEX and (dropped or config is not None):
                 write_small(folder, name, smaller_index(out, tensors))
             else:
                 _copy(out / SOURCE / name, folder, name)
@@ -101,6 +108,31 @@ def restore(out: Path, folder: Path, workers: int = 4, progress: Progress | None
         raise
     written = sum(tensor.size for tensor in tensors)
     return RestoreResult(len(files), len(tensors), written, dropped, time.monotonic() - started)
+
+
+def _as_stored(shards: Shards, regions: Regions, folder: Path) -> tuple[list[StoredTensor], int]:
+    """Make the files of the checkpoint; its tensors, and how many were left out."""
+    root, kinds = shards.root, Kinds()
+    tensors: list[StoredTensor] = []
+    dropped = 0
+    for file in root.source.files:
+        here, lost = make_frame(shards, regions, file, folder, kinds)
+        tensors += here
+        dropped += lost
+    described = len(tensors) + dropped
+    if described != root.source.tensors:
+        raise ManifestError(
+            f"the headers in {shards.out} describe {described} tensors, its checkpoint had {root.source.tensors}"
+        )
+    return tensors, dropped
+
+
+def _converted(shards: Shards, regions: Regions, folder: Path) -> tuple[list[StoredTensor], int, bytes]:
+    """Make the files of the converted checkpoint; its tensors, how many were left out, and its config.json."""
+    checkpoint, plan = open_stored(shards.out), read_plan(shards.out / PLAN)
+    binding = in_precision(bind(checkpoint, read_family(kept_family(shards.out))), plan.weights)
+    config = converted_config(dict(checkpoint.config), binding, plan)
+    return *make_converted_frames(shards, regions, checkpoint, binding, plan, folder), config
 
 
 def _refuse_partial(out: Path) -> None:
@@ -158,7 +190,10 @@ def _assemble(
             yield _Hands(reader, writer, np.empty(BLOCK, np.uint8), np.empty(BLOCK, np.uint8))
 
     def work(hands: _Hands, tensor: StoredTensor) -> None:
-        holders = shards.holders(tensor.name)
+        if tensor.content is not None:
+            hands.writer.write(tensor.file + PARTIAL, tensor.start, memoryview(tensor.content))
+            return
+        holders = shards.holders(tensor.name, tensor.converted)
         known = [declared(constant, tensor.dtype, tensor.shape) for constant in regions.of(tensor.name)]
         item, shape = items(tensor.dtype, tensor.shape)
         position = tensor.start

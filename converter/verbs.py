@@ -93,6 +93,9 @@ def check(out: AnyPath, deep: AnyPath | None = None, progress: Progress | None =
     return check_output(Path(out), Path(deep) if deep else None, progress=progress)
 
 
-def restore(out: AnyPath, folder: AnyPath, progress: Progress | None = None) -> RestoreResult:
-    """Write the checkpoint again that an output was made from, into a new or empty folder."""
-    return restore_output(Path(out), Path(folder), progress=progress)
+def restore(out: AnyPath, folder: AnyPath, progress: Progress | None = None, converted: bool = False) -> RestoreResult:
+    """Write the checkpoint again that an output was made from, into a new or empty folder.
+
+    `converted`: with the weights whose precision the plan changed as they are now.
+    """
+    return restore_output(Path(out), Path(folder), progress=progress, converted=converted)

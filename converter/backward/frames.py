@@ -29,6 +29,10 @@ class StoredTensor:
     start: int
     """Absolute byte offset in the file that is written."""
     size: int
+    converted: bool = False
+    """It is of the converted checkpoint alone."""
+    content: bytes | None = None
+    """All of it, where no shard holds it."""
 
 
 def make_frame(
