@@ -5,6 +5,10 @@ Every case is a rule in shard_plans/memory/engines, applied by the shapes and wo
 
 from __future__ import annotations
 
+from collections import Counter
+from copy import copy
+from dataclasses import dataclass, replace
+
 from shard_plans.documents.plan import Plan
 from shard_plans.families.dims import Share
 from shard_plans.families.model import Layer
@@ -14,9 +18,23 @@ from shard_plans.memory.engine import load_engine
 from shard_plans.memory.needs import Item
 from shard_plans.memory.payload import Payload
 from shard_plans.memory.rotary import rotary_tables
-from shard_plans.placement.grid import Coordinate
+from shard_plans.placement.experts import ExpertPlacement, contiguous
+from shard_plans.placement.grid import Coordinate, Grid
 
 BF16 = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """Bytes that an engine holds beside what a rank reads, on the first rank of each kind."""
+
+    layers: tuple[int, ...]
+    """Of every layer."""
+    first: int
+    last: int
+    """What the first and the last stage hold beside their layers."""
+    everywhere: int
+    """What every stage holds."""
 
 
 class Resident:
@@ -54,6 +72,25 @@ class Resident:
                     found += self._shared_experts(layer, at)
             self._known[key] = tuple(item for item in found if item.amount.typical)
         return self._known[key]
+
+    def extras(self, grid: Grid) -> Extras:
+        """What the engine adds to each layer and to the ends under another grid, experts dealt in order."""
+        model, experts = self.model, self.model.sizes.get("experts", 0)
+        other = copy(self)
+        other._known = {}
+        other.plan = replace(
+            self.plan, grid=replace(grid, pp=1), stages=((0, len(model.layers)),), mtp="drop",
+            experts=ExpertPlacement(contiguous(experts, grid.ep)) if experts else ExpertPlacement(),
+        )  # fmt: skip
+        layers, words = [0] * len(model.layers), Counter[str]()
+        for item in other.items(other.plan.grid.coordinate(0)):
+            if item.layer is None:
+                words[item.operator] += item.amount.typical
+            else:
+                layers[item.layer] += item.amount.typical
+        ends = 1 if model.tied else 2
+        each = words["vocabulary padding"] // ends
+        return Extras(tuple(layers), each, each if ends == 2 or grid.pp > 1 else 0, words["rotary table"])
 
     def _has_rules(self) -> bool:
         names = (

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 
 from shard_plans.cost.model import CostModel, Times
 from shard_plans.cost.prediction import Prediction, predict
+from shard_plans.documents.plan import Plan
+from shard_plans.documents.plan_check import plan_source
 from shard_plans.families.binding import Binding
 from shard_plans.families.dims import Share
 from shard_plans.memory.engine import load_engine
 from shard_plans.memory.needs import activations, kv_cache, logits, stage_need
 from shard_plans.memory.payload import Payload
+from shard_plans.memory.resident import Extras, Resident
 from shard_plans.memory.workload import Workload
 from shard_plans.placement.grid import Grid
 from shard_plans.search.grids import expert_count
@@ -67,6 +70,8 @@ class Outlines:
         self.alone = alone
         self.known = {} if known is None else known
         self._caches: dict[tuple[int, int], list[int]] = {}
+        self._resident: dict[tuple[int, int, int, bool], Extras] = {}
+        self._engine = Resident(payload, Plan(plan_source(binding), Grid(), ((0, 1),), workload=workload))
         model = binding.model
         kinds: dict[object, int] = {}
         self._kinds = []
@@ -78,13 +83,14 @@ class Outlines:
     def outline(self, grid: Grid) -> Outline:
         """Bytes by layer of one grid; PlanError where a cut isn't possible."""
         model, tp = self.binding.model, Share(0, grid.tp)
-        weights = self._layer_weights(grid)
+        extras = self._extras(grid)
+        weights = [held + more for held, more in zip(self._layer_weights(grid), extras.layers, strict=True)]
         caches = self._layer_caches(grid)
         forward = len(model.forward_layers)
         costs = tuple(weights[layer.index] + caches[self._kinds[at]] for at, layer in enumerate(model.forward_layers))
         kept = self.mtp == "keep" and load_engine(self.workload.engine).value("mtp") != "drop"
         last = self.payload.last(tp, grid.pp > 1) + (sum(weights[forward:]) if kept else 0)
-        return Outline(costs, self.payload.first(tp), last + self._logits(grid))
+        return Outline(costs, self.payload.first(tp) + extras.first, last + extras.last + self._logits(grid))
 
     def candidate(
         self, grid: Grid, outline: Outline, model: CostModel | None = None, times: Times | None = None, room: int = 0
@@ -129,14 +135,24 @@ class Outlines:
         if self.alone:
             return outline.least // grid.pp
         need = stage_need(self.binding.model, grid, self.workload, grid.pp - 1, (0, 0))
-        return outline.least // grid.pp + need.communication + need.runtime
+        return outline.least // grid.pp + need.communication + need.runtime + self._extras(grid).everywhere
 
     def _beside(self, grid: Grid, stage: int, layers: tuple[int, int]) -> int:
         """Bytes of a stage's ranks beside weights and cache, which the costs hold already."""
         if self.alone:
             return 0
         need = stage_need(self.binding.model, grid, self.workload, stage, layers)
-        return need.total - need.kv_cache
+        return need.total - need.kv_cache + self._extras(grid).everywhere
+
+    def _extras(self, grid: Grid) -> Extras:
+        """What the engine makes of the weights beside what is read; nothing where weights alone are asked for."""
+        key = (grid.tp, grid.ep, grid.etp, grid.pp > 1)
+        if key not in self._resident:
+            if self.alone:
+                self._resident[key] = Extras((0,) * len(self.binding.model.layers), 0, 0, 0)
+            else:
+                self._resident[key] = self._engine.extras(grid)
+        return self._resident[key]
 
     def _layer_weights(self, grid: Grid) -> list[int]:
         """Bytes of each kept layer on the fullest rank."""
