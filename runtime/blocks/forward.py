@@ -10,6 +10,7 @@ from torch import Tensor
 from runtime.blocks import stream, vocabulary
 from runtime.blocks.beside import Beside
 from runtime.blocks.cache import LayerCache
+from runtime.blocks.compressed import compressed
 from runtime.blocks.context import ExpertSlots, RankContext, single_rank
 from runtime.blocks.ffn import swiglu
 from runtime.blocks.gdn import gdn
@@ -29,7 +30,7 @@ __all__ = [
     "single_rank",
 ]  # fmt: skip
 
-ATTENTION = {"gqa": gqa, "mla": mla, "kda": kda, "gdn": gdn}
+ATTENTION = {"gqa": gqa, "mla": mla, "kda": kda, "gdn": gdn, "compressed": compressed}
 """The word `attn` -> its block."""
 
 
@@ -76,17 +77,18 @@ def _run_layer(
     beside: Beside,
 ) -> tuple[Tensor, Routing | None]:  # fmt: skip
     read = Readings(weights)
-    h = model_norm(ctx, read, "attn.norm", stream.seen(ctx, read, "attn", x))
-    x = stream.carry(ctx.model, layer, x)
-    x = stream.add(x, ATTENTION[layer.words["attn"]](ctx, layer, read, h, cache, positions, beside))
-    h = model_norm(ctx, read, "ffn.norm", stream.seen(ctx, read, "ffn", x))
+    h, add = stream.enter(ctx, layer, read, "attn", x)
+    h = model_norm(ctx, read, "attn.norm", h)
+    x = add(ATTENTION[layer.words["attn"]](ctx, layer, read, h, cache, positions, beside))
+    h, add = stream.enter(ctx, layer, read, "ffn", x)
+    h = model_norm(ctx, read, "ffn.norm", h)
     routing: Routing | None = None
     if layer.words["ffn"] == "moe":
-        y, routing = moe(ctx, layer, read, h)
+        y, routing = moe(ctx, layer, read, h, beside.ids)
     else:
         y = swiglu(ctx, layer.words, read, "mlp", "ffn", h)
     read.refuse_unread()
-    x = stream.add(x, y)
+    x = add(y)
     if beside.deep is not None and beside.tokens is not None and layer.index < len(beside.deep):
         x = x.index_add(0, beside.tokens, beside.deep[layer.index].to(x.dtype))
     return x, routing

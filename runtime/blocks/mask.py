@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -21,6 +22,8 @@ class Mask:
     """Positions are cut into chunks of this length; a query sees keys of its own alone."""
     picked: Tensor | None = None
     """Keys that an indexer left, bool [T, S], or [KV heads, T, S]."""
+    behind: Tensor | None = None
+    """Further keys that lie behind those of tokens, bool [T, keys]: True where a query sees one."""
 
     def hidden(self, start: int, stop: int) -> Tensor:
         """True where a query of rows start to stop doesn't see a key: [rows, S], or [KV heads, 1, rows, S]."""
@@ -32,6 +35,8 @@ class Mask:
             hidden = hidden | (ago >= self.window)
         if self.chunk is not None:
             hidden = hidden | (at // self.chunk != self.seen // self.chunk)
+        if self.behind is not None:
+            hidden = torch.cat([hidden, ~self.behind[rows]], dim=-1)
         if self.picked is None:
             return hidden
         picked = self.picked[..., rows, :]

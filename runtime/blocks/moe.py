@@ -19,13 +19,16 @@ from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Layer
 
 
-def moe(ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor) -> tuple[Tensor, Routing]:
+def moe(
+    ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, ids: Tensor | None = None
+) -> tuple[Tensor, Routing]:
     """Tokens x [T, hidden], equal on a replica's tp ranks -> (their experts' weighted sum [T, hidden], the routing).
 
     Each tp rank owns a slice of the tokens and sends it: all_to_all over ep, all_gather over etp, partial products of
     the experts held here, sums back over etp, all_to_all back, weighted sum at the owner, all_gather over tp.
     Where `latent`, what is sent is the token in the experts' own width; the router sees it in full. With the score
     `sigmoid_on_input` the weight multiplies what is sent, not what comes back (Llama 4).
+    With the score `hash` moe.table [vocab, topk] gives the experts of each token id [T].
     Reads moe.router, moe.router_bias or moe.router.bias, experts.*, shared.*; moe.latent_down, latent_norm and
     latent_up where `latent`.
     """
@@ -36,7 +39,7 @@ def moe(ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor) -> tup
     check_inner("moe.router", router, x)
     if router.shape[0] != ctx.size("experts"):
         raise RuntimeFault(f"moe.router scores {router.shape[0]} experts, the model has {ctx.size('experts')}")
-    routing = route(words, ctx.size("topk"), x.to(wide), router, bias)
+    routing = route(words, ctx.size("topk"), x.to(wide), router, bias, _given(ctx, words, weights, ids))
     slots = ctx.experts.slots(layer.index, ctx.grid)[ctx.at.edp * ctx.grid.ep : (ctx.at.edp + 1) * ctx.grid.ep]
     experts = held(weights, len(slots[ctx.at.ep]))
     tokens, tp = x.shape[0], ctx.grid.tp
@@ -60,6 +63,20 @@ def moe(ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor) -> tup
     if words.get("shared") is not None:
         out = out + shared(ctx, words, weights, x)
     return out, routing
+
+
+def _given(ctx: RankContext, words: Mapping[str, Any], weights: LayerWeights, ids: Tensor | None) -> Tensor | None:
+    """The experts that the ids alone decide [T, topk]; None where the router chooses."""
+    if words["score"] != "hash":
+        return None
+    if ids is None:
+        raise RuntimeFault("the router looks experts up by token id, and no ids came with the stream")
+    table = take(weights, "moe.table").values
+    expect_shape("moe.table", table, (ctx.size("vocab"), ctx.size("topk")))
+    found = table[ids].long()
+    if found.numel() and not 0 <= int(found.min()) <= int(found.max()) < ctx.size("experts"):
+        raise RuntimeFault(f"moe.table names experts {int(found.min())} to {int(found.max())} of {ctx.size('experts')}")
+    return found
 
 
 def shared(ctx: RankContext, words: Mapping[str, Any], weights: LayerWeights, x: Tensor) -> Tensor:

@@ -136,6 +136,31 @@ def rotate(style: str, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin, x[..., 2 * half :]], dim=-1)
 
 
+def rotate_tail(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the last dimensions of x [T, heads, width], pairs side by side, by the angles [T, count]; pairs stay put."""
+    count = 2 * cos.shape[-1]
+    tail = x[..., x.shape[-1] - count :].reshape(*x.shape[:-1], count // 2, 2)
+    first, second, cos, sin = tail[..., 0], tail[..., 1], cos[:, None], sin[:, None]
+    turned = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(-2)
+    return torch.cat([x[..., : x.shape[-1] - count], turned], dim=-1)
+
+
+def of_kind(text: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """The config with the rotary settings of layers of one kind, `main` or `compress`, as its only ones (DeepSeek-V4).
+
+    `rope_parameters` has a section for each; or else `rope_theta` is main's, `compress_rope_theta` and `rope_scaling`
+    are compress's, whose cosines and sines yarn doesn't scale.
+    """
+    given = text.get("rope_parameters") or {}
+    found = given.get(kind)
+    if not isinstance(found, Mapping):
+        scaling = text.get("rope_scaling") if kind == "compress" else None
+        found = {**(scaling or {}), "rope_theta": text.get("rope_theta" if kind == "main" else "compress_rope_theta")}
+        if (found.get("rope_type") or found.get("type")) == "yarn":
+            found.setdefault("attention_factor", 1.0)
+    return {**text, "rope_scaling": None, "rope_parameters": found}
+
+
 def softmax_scale(words: Mapping[str, Any], text: Mapping[str, Any], width: int) -> float:
     """width^-0.5, times yarn's mscale squared where the table says `softmax_scale: yarn_mscale2` (DeepSeek-V3)."""
     scale = float(width**-0.5)

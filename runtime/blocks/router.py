@@ -15,6 +15,8 @@ from shard_plans.errors import RuntimeFault
 SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda logits: logits.softmax(-1),
     "sigmoid": torch.sigmoid,
+    "sqrtsoftplus": lambda logits: functional.softplus(logits).sqrt(),
+    "hash": lambda logits: functional.softplus(logits).sqrt(),
     "softmax_of_topk": lambda logits: logits,
     "sigmoid_on_input": lambda logits: logits,
 }
@@ -41,12 +43,15 @@ class Routing:
     the best one left out; rounding below this can't change the choice. inf where nothing is left out."""
 
 
-def route(words: Mapping[str, Any], topk: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Routing:
+def route(
+    words: Mapping[str, Any], topk: int, x: Tensor, weight: Tensor, bias: Tensor | None, given: Tensor | None = None
+) -> Routing:
     """Score the tokens x [T, hidden] against `weight` [experts, hidden] and choose `topk` experts each.
 
     All arguments in float32 or higher. Words: score; groups, topk_groups, group_score (top2_sum, max); renormalize;
     scale. The bias changes the choice alone, as in DeepSeek-V3, or with `router_bias: logits` is part of the product.
-    `softmax_of_topk` and `sigmoid_on_input` choose by the product and score what was chosen.
+    `softmax_of_topk` and `sigmoid_on_input` choose by the product and score what was chosen. `hash` doesn't choose:
+    the experts are `given` [T, topk].
     """
     logits = functional.linear(x, weight)
     if words.get("router_bias") == "logits" and bias is not None:
@@ -59,8 +64,11 @@ def route(words: Mapping[str, Any], topk: int, x: Tensor, weight: Tensor, bias: 
         choice, margin = _limit_groups(choice, groups, words)
     if topk > choice.shape[1]:
         raise RuntimeFault(f"the router is to choose {topk} of {choice.shape[1]} experts")
-    indices = choice.topk(topk, dim=-1).indices
-    margin = torch.minimum(margin, _lead(choice, topk))
+    if given is None:
+        indices = choice.topk(topk, dim=-1).indices
+        margin = torch.minimum(margin, _lead(choice, topk))
+    else:
+        indices = given
     chosen = scores.gather(1, indices)
     if words["score"] in OF_CHOSEN:
         chosen = OF_CHOSEN[words["score"]](chosen)

@@ -12,15 +12,16 @@ from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Layer, Model
 
 MODEL_CHOICES: Mapping[str, tuple[str, ...]] = {
-    "stream": ("plain", "attn_res"),
+    "stream": ("plain", "attn_res", "hyper"),
     "norm": ("rms", "rms_zero_centred", "rms_cast_last"),
     "tower": TOWERS,
 }
-MODEL_NUMBERS = frozenset({"eps", "res_block"})
+MODEL_NUMBERS = frozenset({"eps", "res_block", "streams", "hyper_eps", "sinkhorn"})
 LAYER_CHOICES: Mapping[str, tuple[Any, ...]] = {
-    "attn": ("gqa", "mla", "kda", "gdn"),
+    "attn": ("gqa", "mla", "kda", "gdn", "compressed"),
     "index": ("dsa", "block", "previous"),
     "index_rope": ("half", "interleaved"),
+    "rope_kind": ("main", "compress"),
     "qk_norm": ("per_head", "all_heads", "l2"),
     "rope": ("none", *STYLES),
     "softmax_scale": ("yarn_mscale2",),
@@ -42,7 +43,7 @@ LAYER_CHOICES: Mapping[str, tuple[Any, ...]] = {
 LAYER_NUMBERS = frozenset({
     "index_topk", "index_block", "index_local", "rope_part", "window", "chunk", "temperature", "temperature_floor",
     "latent_eps", "groups", "topk_groups", "renormalize_min", "scale", "decay_bound", "alpha", "limit", "beta",
-    "linear_beta",
+    "linear_beta", "compress", "overlap",
 })  # fmt: skip
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "": ("attn", "ffn", "act"),
@@ -52,6 +53,7 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "index dsa": ("index_rope", "index_topk"),
     "index block": ("index_block", "index_topk"),
     "decay sigmoid": ("decay_bound",),
+    "compressed": ("window", "rope_kind"),
     "situ": ("beta", "linear_beta"),
     "gpt_oss": ("alpha", "limit"),
     "silu_clamped": ("limit",),
@@ -70,6 +72,10 @@ def check_model(model: Model) -> None:
     block = model.words.get("res_block")
     if model.words.get("stream") == "attn_res" and (not isinstance(block, int) or block < 1):
         raise RuntimeFault(f"model: stream attn_res needs a res_block of at least 1 layer, found {block}")
+    if model.words.get("stream") == "hyper":
+        for word in ("streams", "hyper_eps", "sinkhorn"):
+            if model.words.get(word) is None:
+                raise RuntimeFault(f"model: stream hyper needs {word}, and the family table {model.family} gives none")
     if not 0 < model.words["eps"] < 1:
         raise RuntimeFault(f"model: eps is {model.words['eps']}; a number between 0 and 1 is needed")
     _check_sizes(model)

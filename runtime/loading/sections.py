@@ -6,7 +6,10 @@ from shard_plans.errors import ManifestError
 
 FIRST, LAST = -1, 1 << 30
 """Outside the layers: the embedding, and the final norm with the head; other sections are layer numbers."""
-OUTSIDE = {"embed": FIRST, "out.res_norm": LAST, "out.res_proj": LAST, "norm": LAST, "head": LAST}
+OUTSIDE = {
+    "embed": FIRST, "out.res_norm": LAST, "out.res_proj": LAST, "out.hc_fn": LAST, "out.hc_base": LAST,
+    "out.hc_scale": LAST, "norm": LAST, "head": LAST,
+}  # fmt: skip
 VISION = "vision."
 """What the tower's tensors begin with: they are loaded with the embedding, where images come in."""
 

@@ -135,7 +135,7 @@ def test_weights_that_do_not_fit_the_blocks_are_refused(what: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"attn": "ssm"}, "layer 0: no block for attn: ssm; the runtime has gqa, mla, kda, gdn"),
+        ({"attn": "ssm"}, "layer 0: no block for attn: ssm; the runtime has gqa, mla, kda, gdn, compressed"),
         ({"sinks": 1}, "no block for sinks: 1; the runtime has true"),
         ({"score": "hash_of_id"}, "no block for score: hash_of_id"),
         ({"renormalize": "clamp"}, "gives no renormalize_min"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.blocks import experts, gdn, gqa, int4, moe, qk_norm
+from runtime.blocks import compressed, compressor, experts, gdn, gqa, hyper, int4, moe, qk_norm, router
 from runtime.blocks.context import RankContext
 from runtime.comm.comm import NoComm
 from shard_plans.errors import RuntimeFault
@@ -49,6 +49,10 @@ WORDS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "block of another size": ("minimax_m3_vl", {"index_block": 5}),
     "one block fewer": ("minimax_m3_vl", {"index_topk": 1}),
     "no block of one's own": ("minimax_m3_vl", {"index_local": 0}),
+    "one compressed key fewer": ("deepseek_v4", {"index_topk": 1}),
+    "rope of the other kind": ("deepseek_v4", {"rope_kind": "main"}),
+    "window of one key fewer": ("deepseek_v4", {"window": 7}),
+    "one round of sinkhorn": ("deepseek_v4", {"sinkhorn": 1}),
     "plain SwiGLU": ("minimax_m3_vl", {"act": "silu"}),
 }
 
@@ -119,6 +123,23 @@ def in_turn(x: Tensor, repeats: int, dim: int) -> Tensor:
     return x.repeat(1, repeats, 1) if dim == 1 else REPEAT(x, repeats, dim)
 
 
+def other_way(ctx: RankContext, weights: Any, block: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The streams are mixed as if they came in the other order."""
+    seen, shares, _ = ENTER(ctx, weights, block, x)
+    return seen, shares, ENTER(ctx, weights, block, x.flip(1))[2]
+
+
+def not_back(ctx: RankContext, weights: Any, y: Tensor) -> Tensor:
+    """The last dimensions of every head's output are another's."""
+    return OUTPUT(ctx, weights, torch.cat([y[..., :-2], y[..., -2:].flip(-1)], dim=-1))
+
+
+def own_half(x: Tensor, width: int, nothing: float) -> Tensor:
+    """Both halves count in a token's own window."""
+    return torch.cat([x[..., :width], x[..., width:]], dim=1)
+
+
+ENTER, OUTPUT = hyper.enter, compressed.output
 ALL_HEADS, PRODUCTS, SINKS, BY_KEY_HEAD = qk_norm._all_heads, experts.products, gqa.sinks, gdn._by_key_head
 REPEAT = Tensor.repeat_interleave
 LINES: Mapping[str, tuple[str, dict[str, int], Any, str, Any]] = {
@@ -128,6 +149,10 @@ LINES: Mapping[str, tuple[str, dict[str, int], Any, str, Any]] = {
     "packed as it is plain": ("gpt_oss_mxfp4", {"ep": 2, "dp": 2}, experts, "SWAPPED", ("mxfp4_group",)),
     "zero of INT4": ("kimi_k25_int4", PLAN, int4, "ZERO", 7),
     "rows not by key head": ("qwen3_next", {}, gdn, "_by_key_head", halves),
+    "another score": ("deepseek_v4", PLAN, router, "SCORES", {**router.SCORES, "sqrtsoftplus": torch.sigmoid}),
+    "streams in the other order": ("deepseek_v4", PLAN, hyper, "enter", other_way),
+    "output not turned back": ("deepseek_v4", PLAN, compressed, "output", not_back),
+    "first half of a token's own window": ("deepseek_v4", PLAN, compressor, "_with_previous", own_half),
     "value heads in turn": ("qwen3_next", {}, Tensor, "repeat_interleave", in_turn),
 }
 
