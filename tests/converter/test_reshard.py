@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from converter.check import check
 from converter.restore import restore
 from shard_plans.documents.manifest import ROOT, Origin, read_manifest
 from shard_plans.documents.plan import Plan, plan_digest
 from shard_plans.errors import GridError, PlanError
+from shard_plans.families.binding import Binding
 from shard_plans.placement.experts import ExpertPlacement
 from shard_plans.placement.place import place
 from tests.checkpoints.architectures import ARCHITECTURES
@@ -40,7 +45,7 @@ PAIRS: list[tuple[str, Sizes, Sizes]] = [
 ]
 CYCLE: tuple[Sizes, ...] = (
     {"tp": 2, "ep": 2}, {"pp": 2, "tp": 2}, {"tp": 4, "ep": 2, "etp": 2}, {"dp": 2, "tp": 2, "ep": 4}, ONE,
-    {"pp": 3, "tp": 2}, {"tp": 4}, {"dp": 4, "ep": 4, "etp": 1},
+    {"pp": 3, "tp": 2}, {"tp": 4}, {"dp": 4, "ep": 4, "etp": 1}, {"pp": 3}, {"tp": 3},
 )  # fmt: skip
 
 
@@ -136,6 +141,50 @@ def test_every_family_is_resharded(tiny: MakeCheckpoint, tmp_path: Path, name: s
 @pytest.mark.slow
 def test_kimi_is_resharded(tmp_path: Path) -> None:
     assert cycled("kimi_k3", TINY, tmp_path) >= 3
+
+
+@st.composite
+def plans(draw: st.DrawFn, binding: Binding) -> Plan:
+    """Any plan of a tiny MoE: grid, stage borders, and which experts lie where, some of them twice."""
+    tp, dp, pp = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2])), draw(st.integers(1, 3))
+    ep = draw(st.sampled_from([n for n in (1, 2, 4, 8) if tp * dp % n == 0]))
+    etp = draw(st.sampled_from([n for n in (1, 2, 4) if tp * dp // ep % n == 0]))
+    plan = make_plan(binding, {"tp": tp, "dp": dp, "pp": pp, "ep": ep, "etp": etp})
+    inner = sorted(draw(st.sets(st.integers(1, 2), min_size=pp - 1, max_size=pp - 1)))
+    edges = [0, *inner, plan.stages[-1][1]]
+    ids = list(range(1 + max(max(slot) for slot in plan.experts.default)))
+
+    def slots() -> tuple[tuple[int, ...], ...]:
+        order = draw(st.permutations(ids))
+        return tuple((*order[slot::ep], *draw(st.lists(st.sampled_from(ids), max_size=2))) for slot in range(ep))
+
+    layers = {2: slots()} if draw(st.booleans()) else {}
+    return replace(plan, stages=tuple(pairwise(edges)), experts=ExpertPlacement(slots(), layers))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["deepseek_v3_mtp", "qwen3_moe_fp8", "gpt_oss"])
+def test_any_plan_after_any_plan_is_the_identity(
+    tiny: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    source = tiny(name)
+    binding = bound(source)
+
+    @settings(max_examples=25)
+    @given(chain=st.lists(plans(binding), min_size=3, max_size=3), workers=st.integers(1, 4))
+    def identity(chain: list[Plan], workers: int) -> None:
+        folder, before = tmp_path_factory.mktemp("any"), source
+        for number, plan in enumerate(chain):
+            converted(before, folder / str(number), plan=plan, workers=workers)
+            before = folder / str(number)
+        converted(source, folder / "direct", plan=chain[-1])
+        assert differing(before, folder / "direct") == [ROOT]
+        restore(before, folder / "back")
+        for path in (folder / "back").iterdir():
+            assert path.read_bytes() == (source / path.name).read_bytes(), path.name
+        shutil.rmtree(folder)
+
+    identity()
 
 
 def with_experts(
