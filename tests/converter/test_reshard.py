@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from converter.check import check
 from converter.restore import restore
+from converter.verbs import convert
 from shard_plans.documents.manifest import ROOT, Origin, read_manifest
 from shard_plans.documents.plan import Plan, plan_digest
 from shard_plans.errors import GridError, PlanError
@@ -254,3 +255,15 @@ def test_the_commands_tell_the_story(tiny: MakeCheckpoint, tmp_path: Path, run_c
     run_cli("restore", two, tmp_path / "back")
     for path in (tmp_path / "back").iterdir():
         assert path.read_bytes() == (source / path.name).read_bytes(), path.name
+
+
+@pytest.mark.parametrize(("name", "layout"), [("deepseek_v2", "deepseek-mp"), ("qwen3_moe", "vllm@0.33")])
+def test_layouts_are_made_of_one_another(tiny: MakeCheckpoint, tmp_path: Path, name: str, layout: str) -> None:
+    source = tiny(name)
+    convert(source, tmp_path / "other", tp=2, ep=2, layout=layout)
+    convert(source, tmp_path / "native", tp=4)
+    convert(tmp_path / "other", tmp_path / "to-native", tp=4)
+    convert(tmp_path / "native", tmp_path / "to-other", tp=2, ep=2, layout=layout)
+    assert differing(tmp_path / "to-native", tmp_path / "native") == [ROOT]
+    assert differing(tmp_path / "to-other", tmp_path / "other") == [ROOT]
+    assert check(tmp_path / "to-other", deep=tmp_path / "to-native").passed
