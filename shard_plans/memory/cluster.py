@@ -12,6 +12,8 @@ from shard_plans.errors import ClusterError
 from shard_plans.memory.card import Card, known_cards
 
 LARGEST_WORLD = 65536
+LARGEST_MEMORY = 1 << 60
+"""Bytes of one card."""
 _CLUSTER = re.compile(r"([0-9]{1,9})[xX]([0-9]{1,9}):(.+)")
 _SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) ?([KMGT]i?B)", re.IGNORECASE)
 _UNITS = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -68,6 +70,8 @@ def parse_card(text: str) -> Card:
     if memory is not None:
         if memory < 1:
             raise ClusterError(f"card {brief(text)} has no memory; give a size above 0, such as 80GB")
+        if memory > LARGEST_MEMORY:
+            raise ClusterError(f"card {brief(text)} has {memory} bytes; at most {LARGEST_MEMORY} can be planned for")
         return Card(word.replace(" ", ""), memory)
     known = known_cards()
     plain = {_plain(name): name for name in known}

@@ -6,18 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shard_plans.checkpoints.headers import brief
 from shard_plans.documents.yaml_text import Lines, check_schema, load_yaml
 from shard_plans.errors import ClusterError
 from shard_plans.memory.card import RATES, Card, Link, known_cards, latency_of
-from shard_plans.memory.cluster import Cluster, make_cluster, parse_card, parse_size
+from shard_plans.memory.cluster import LARGEST_MEMORY, Cluster, make_cluster, parse_card, parse_size
 
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": 65536}
-_SPEED: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0, "maximum": 1e9}
+_SPEED: dict[str, Any] = {"type": "number", "minimum": 0.001, "maximum": 1e9}
+_LATENCY: dict[str, Any] = {"type": "number", "minimum": 0, "maximum": 1e9}
 _LINK: dict[str, Any] = {
     "type": "object",
     "required": ["bandwidth"],
     "additionalProperties": False,
-    "properties": {"name": {"type": "string"}, "bandwidth": _SPEED, "latency": _SPEED},
+    "properties": {"name": {"type": "string"}, "bandwidth": _SPEED, "latency": _LATENCY},
 }
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -80,15 +82,15 @@ def _base(data: dict[str, Any], what: str, lines: Lines) -> Card:
         if "memory" in data:
             return Card(name, 1)
     raise ClusterError(
-        f"{what}, line {lines[('card',)]}: card {name!r} is unknown and the file gives no memory for it; "
+        f"{what}, line {lines[('card',)]}: card {brief(name)} is unknown and the file gives no memory for it; "
         f"known: {', '.join(known_cards())}"
     )
 
 
 def _size(data: dict[str, Any], key: str, what: str, lines: Lines) -> int:
     found = parse_size(data[key])
-    if not found:
-        raise ClusterError(f"{what}, line {lines[(key,)]}: {key} is {data[key]!r}; give a size above 0, such as 80GB")
+    if not found or found > LARGEST_MEMORY:
+        raise ClusterError(f"{what}, line {lines[(key,)]}: {key} is {brief(data[key])}; give a size such as 80GB")
     return found
 
 

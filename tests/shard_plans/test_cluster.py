@@ -45,6 +45,7 @@ def test_clusters(text: str, world: int, memory: int) -> None:
         ("4x0:80GB", "has 0 cards"),
         ("100000x100000:80GB", "1 to 65536"),
         ("4x8:0GB", "has no memory"),
+        ("4x8:999999999999TB", "at most 1152921504606846976"),
         ("4x8:0.0001KB", "has no memory"),
         ("4x8:-80GB", "unknown; known: s4000"),
         ("4x8:s9000", "unknown; known: s4000, s5000, .*80GB"),
@@ -110,7 +111,10 @@ def test_a_file_changes_a_preset_or_makes_a_card(mine: Callable[..., Path]) -> N
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"memory": "0GB"}, "line 5: memory is '0GB'; give a size above 0"),
+        ({"memory": "0GB"}, "line 5: memory is '0GB'; give a size"),
+        ({"memory": "999999999TB"}, "line 5: memory is '999999999TB'; give a size"),
+        ({"bandwidth": "1e-300"}, "line 5: bandwidth"),
+        ({"link": "{bandwidth: 0}"}, "line 5: link"),
         ({"card": "x1"}, "line 4: card 'x1' is unknown and the file gives no memory"),
         ({"nodes": "0"}, "line 2: nodes"),
         ({"cards": "65536", "nodes": "65536"}, "1 to 65536 can be planned for"),

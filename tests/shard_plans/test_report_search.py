@@ -83,7 +83,7 @@ def test_loads_and_clusters_from_files(tiny: MakeCheckpoint, run_cli: RunCli, tm
     assert "only a load file" in ran.stderr
     cluster.write_text("reshard_cluster: 1\nnodes: 1\ncards: 4\ncard: mine\nmemory: 0GB\n")
     ran = run_cli("plan-memory", tiny("mixtral"), "--cluster", cluster, code=2)
-    assert "give a size above 0" in ran.stderr and ran.stderr.count("\n") == 1
+    assert "give a size" in ran.stderr and ran.stderr.count("\n") == 1
 
 
 def test_other_formats_are_counted_and_timed(tiny: MakeCheckpoint, run_cli: RunCli) -> None:
