@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from runtime.verbs import verify_and_run
     from shard_plans.documents.plan import Plan, read_plan, write_plan
     from shard_plans.errors import ReshardError
-    from shard_plans.verbs import count_memory, inspect, plan_memory
+    from shard_plans.verbs import count_memory, find_plan, inspect, plan_memory
 
 __version__ = "0.1.0"
 __all__ = [
-    "Plan", "ReshardError", "check", "convert", "count_memory", "inspect", "main", "plan_memory",
+    "Plan", "ReshardError", "check", "convert", "count_memory", "find_plan", "inspect", "main", "plan_memory",
     "read_plan", "restore", "verify_and_run", "write_plan",
 ]  # fmt: skip
 
@@ -35,6 +35,7 @@ _API = {
     "write_plan": "shard_plans.documents.plan",
     "ReshardError": "shard_plans.errors",
     "plan_memory": "shard_plans.verbs",
+    "find_plan": "shard_plans.verbs",
     "count_memory": "shard_plans.verbs",
     "inspect": "shard_plans.verbs",
     "convert": "converter.verbs",
