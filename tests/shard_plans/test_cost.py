@@ -23,6 +23,8 @@ from shard_plans.memory.card import Card, Link
 from shard_plans.memory.cluster import Cluster
 from shard_plans.placement.grid import Grid, make_grid
 from shard_plans.search.stages import even
+from shard_plans.verbs import open_model
+from tests.checkpoints.giant import CONFIGS
 from tests.conftest import MakeCheckpoint
 from tests.shard_plans.test_memory import bound, model
 
@@ -209,3 +211,21 @@ def test_what_the_prediction_assumes_is_said() -> None:
     words = " ".join(Assumptions().sentences())
     for number in ("80%", "60%", "3 us"):
         assert number in words
+
+
+@pytest.mark.parametrize(
+    ("config", "billions"),
+    [("deepseek-v3", 37), ("kimi-k3", 104), ("qwen3-235b", 22), ("llama-3.1-70b", 70.6), ("gpt-oss-120b", 5.1)],
+)
+def test_weights_that_a_token_passes_are_the_published_ones(config: str, billions: float) -> None:
+    """Matrices of all layers, the chosen experts alone, the head, and the embedding that publishers count too."""
+    binding = open_model(CONFIGS / f"{config}.json")
+    work, sizes = Work(binding), binding.model.sizes
+    head = work.head(1)
+    assert head is not None
+    values = head.values * 2 - (head.values if config == "gpt-oss-120b" else 0)  # its card leaves the embedding out
+    for kind in work.kinds:
+        found = work.kind(kind, 1, 1)
+        values += sum(matrices.values for matrices in found.dense)
+        values += sizes["topk"] * found.expert.values if found.expert is not None else 0
+    assert values / 1e9 == pytest.approx(billions, rel=0.02)
