@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 
@@ -46,17 +47,25 @@ class Verb(click.Command):
         try:
             return super().invoke(ctx)
         except ReshardError as error:
-            silent = os.environ.get("RANK", "0") != "0" or isinstance(error, OtherRankStopped)
-            if ctx.params.get("as_json") and not silent:
-                emit({"error": {"kind": type(error).__name__, "message": str(error)}})
-            click.echo(f"reshard {self.name}: {error}", err=True)
-            sys.exit(error.exit_code)
+            self._refuse(ctx, error)
+        except OSError as error:
+            if error.errno in (None, errno.EPIPE):
+                raise  # nobody reads what is printed: click ends the command
+            where = f"{error.filename} can't be used" if error.filename else "the system refused a call"
+            self._refuse(ctx, ReshardError(f"{where}: {error.strerror}; see to the disk, and run again"))
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
             traceback.print_exc()
             click.echo(f"reshard {self.name}: a fault of reshard itself ({type(error).__name__}: {error})", err=True)
             sys.exit(2)  # 1 would mean that a check ran and failed
+
+    def _refuse(self, ctx: click.Context, error: ReshardError) -> NoReturn:
+        silent = os.environ.get("RANK", "0") != "0" or isinstance(error, OtherRankStopped)
+        if ctx.params.get("as_json") and not silent:
+            emit({"error": {"kind": type(error).__name__, "message": str(error)}})
+        click.echo(f"reshard {self.name}: {error}", err=True)
+        sys.exit(error.exit_code)
 
 
 def sizes_options(command: Command) -> Command:

@@ -136,7 +136,9 @@ def _siblings(shards: Shards) -> Iterator[Failure]:
                 for name in sorted(everything - {tensor.name for tensor in manifest.tensors}):
                     yield Failure(manifest.file, name, f"is missing, though other {axis} ranks of the stage hold it")
                 for tensor in manifest.tensors:
-                    runs = tuple(cut.runs for piece in tensor.sources for cut in piece.cuts)
+                    # positions compared one by one: of two runs that begin alike the shorter one goes on further behind
+                    cuts = (cut for piece in tensor.sources for cut in piece.cuts)
+                    runs = tuple(tuple((start, -stop) for start, stop in cut.runs) for cut in cuts)
                     if () in runs:
                         continue  # nothing but padding
                     if before.setdefault(tensor.name, runs) > runs:

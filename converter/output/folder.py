@@ -13,6 +13,7 @@ from converter.output.lying import finished, marked
 from converter.output.partial import PARTIAL, publish, remove_empty, sync, write_small, write_synced
 from converter.output.parts import LOCK, Part, is_leftover, read_done, record_done
 from converter.streams.hashing import file_digest
+from converter.streams.writing import write_fault
 from shard_plans.checkpoints.headers import brief
 from shard_plans.documents.manifest import MARKER, ROOT, Manifest, ManifestFile
 from shard_plans.errors import OutputError
@@ -89,6 +90,9 @@ class OutputFolder:
                 write_synced(self.path / f"{self.part.stem}.new", format_marker(self.identity))
                 (self.path / f"{self.part.stem}.new").rename(self.path / MARKER)
                 sync(self.path)
+        except OSError as error:
+            self._release()
+            raise write_fault(self.path, error) from error
         except BaseException:
             self._release()
             raise
@@ -102,6 +106,8 @@ class OutputFolder:
                 self._discard()
         finally:
             self._release()
+        if isinstance(error, OSError):  # a disk may fail at any call
+            raise write_fault(self.path, error) from error
 
     def _release(self) -> None:
         self._lock.release()
@@ -153,9 +159,12 @@ class OutputFolder:
 
     def clear(self, names: Iterable[str]) -> None:
         """Remove what a crash left of these small files."""
-        for name in names:
-            for path in (self.path / name, self.path / (name + PARTIAL)):
-                path.unlink(missing_ok=True)
+        try:
+            for name in names:
+                for path in (self.path / name, self.path / (name + PARTIAL)):
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise OutputError(f"what is unfinished in {self.path} can't be removed: {error.strerror}") from error
 
     def record(self, files: Iterable[ManifestFile]) -> None:
         """These files of this part are whole and have their names."""

@@ -187,6 +187,11 @@ def parse_family(table: dict[str, Any]) -> Family:
     roles = [row.role for row in rows if row.section.stage in ("first", "last")]
     if roles.count("embed") != 1 or roles.count("norm") != 1 or roles.count("head") != 1:
         raise FamilyError(f"family {table['family']}: there must be one row each of the roles embed, norm and head")
+    for text, words in table["blocks"].items():
+        if words is None:
+            raise FamilyError(
+                f"family {table['family']}: blocks / {text} is removed, but no table that it extends has it"
+            )
     blocks = tuple((None if text == "model" else parse_section(text), words) for text, words in table["blocks"].items())
     expect = {key: tuple(values) for key, values in table.get("expect", {}).items()}
     return Family(

@@ -13,6 +13,9 @@ from shard_plans.families.model import Model
 from shard_plans.families.parameter import Parameter, Part, logical_shape
 from shard_plans.placement.shards import Cut
 
+VOCABULARY = ("embed", "head")
+"""Last words of the roles whose rows may be padded."""
+
 
 @dataclass(frozen=True, slots=True)
 class PartCut:
@@ -57,7 +60,7 @@ class Cutter:
         if key not in self._known:
             self._blocks[key] = block = self._refined_block(parameter, shares)
             taken = [take(dim, self.model.sizes, self.uneven, shares) for dim in parameter.dims]
-            if parameter.format is not None:
+            if parameter.format is not None or parameter.role.rpartition(".")[2] not in VOCABULARY:
                 _refuse_padding(parameter, taken)
             self._known[key] = tuple(_part(part.kind, taken, parameter, block or (1, 1)) for part in parameter.parts)
         parts = zip(parameter.parts, self._known[key], strict=True)
@@ -97,12 +100,13 @@ def _part(
 
 
 def _refuse_padding(parameter: Parameter, taken: list[Taken]) -> None:
-    """Rows of padding would need scales that nobody stored."""
+    """Rows of padding would need scales that nobody stored; and only those of a vocabulary mean nothing."""
+    what = "quantised" if parameter.format is not None else f"no vocabulary but {parameter.role}"
     for dim, t in zip(parameter.dims, taken, strict=True):
         held = sum(stop - start for start, stop in t.runs)
         if held != t.length:
             raise PlanError(
-                f"{parameter.parts[0].pattern} is quantised, so its dimension {dim.text} can't be padded: a rank would "
+                f"{parameter.parts[0].pattern} is {what}, so its dimension {dim.text} can't be padded: a rank would "
                 f"hold {t.length}, of which {held} are stored; choose parallel sizes that divide it"
             )
 

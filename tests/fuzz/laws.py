@@ -43,6 +43,11 @@ def lost(binding: Binding, placement: Placement) -> list[str]:
     for constant in placement.constants:
         for number in constant.tensors.tolist():
             held[number][tuple(slice(*span) for span in constant.region)] = True
+    first = len(binding.checkpoint)  # behind the tensors themselves: slices of those that stack experts
+    for tensor_number, count in binding.checkpoint.stacks:
+        held[tensor_number] = np.stack(held[first : first + count]) if count else held[tensor_number]
+        first += count
+    held = held[: len(binding.checkpoint)]
     nowhere = [number for number, array in enumerate(held) if array.size and not array.any()]
     partly = [number for number, array in enumerate(held) if array.any() and not array.all()]
     skipped = sum(item.count for item in placement.skipped)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +32,7 @@ from shard_plans.families.family import load_family, parse_family
 from tests.tools import tamper
 from tests.tools.cli import RunCli
 from tests.tools.converted import bound, contents, converted
-from tests.tools.little import write_little
+from tests.tools.little import Stored, little_tensors, write_little
 from tests.tools.little_configs import CONFIGS, PLANS, little
 from tests.tools.plans import make_plan
 
@@ -170,6 +172,16 @@ def test_a_table_without_the_number_of_layers_is_refused() -> None:
         parse_family(table)
 
 
+def test_a_removal_of_what_is_not_there_is_refused() -> None:
+    """`~` takes away what an extended table gave; here there is none."""
+    from shard_plans.documents.yaml_text import load_yaml
+
+    table, _ = load_yaml(load_family(CONFIGS["llama"]).document, "it")
+    table["blocks"]["layer"] = None
+    with pytest.raises(FamilyError, match="blocks / layer is removed, but no table"):
+        parse_family(table)
+
+
 def test_a_size_is_not_counted_out_before_it_is_looked_at() -> None:
     with pytest.raises(FamilyError, match="falls into more than"):
         take(parse_dim("wide*tp(heads)"), {"wide": 1 << 40, "heads": 4}, {}, {"tp": Share(0, 2)})
@@ -267,3 +279,51 @@ def test_tamper_and_little_agree_on_what_a_file_is(source: Path, tmp_path: Path)
         converted(folder, tmp_path / f"{name}-out", plans[-1])
         assert check(tmp_path / f"{name}-out", folder).passed
     assert tamper.find(tmp_path / "llama-out", "embed")
+
+
+def test_only_a_vocabulary_is_padded(tmp_path: Path) -> None:
+    """A table that pads other rows: convert followed it, and its output failed the check."""
+    from shard_plans.documents.yaml_text import load_yaml
+    from shard_plans.families.binding import bind
+    from shard_plans.placement.place import place
+
+    config = CONFIGS["llama"] | {"num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 6}
+    source = write_little(tmp_path / "source", config, _llama(config))
+    table, _ = load_yaml(load_family(config).document, "it")
+    table["uneven"]["kv_heads"] = "pad 1"
+    binding = bind(bound(source).checkpoint, parse_family(table))
+    with pytest.raises(PlanError, match=r"is no vocabulary but attn.k, so its dimension .* can't be padded"):
+        place(binding, make_plan(binding, {"tp": 3}))
+    place(binding, make_plan(binding, {"tp": 2}))
+
+
+def _llama(config: dict[str, object]) -> dict[str, Stored]:
+    return little_tensors(load_family(config), config, random.Random(0))
+
+
+def test_a_disk_that_fails_is_no_fault_of_the_program(
+    source: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "a/file")
+
+    monkeypatch.setattr("converter.cli.check", broken)
+    ran = run_cli("check", source, "--json", code=2)
+    assert ran.stderr == "reshard check: a/file can't be used: Input/output error; see to the disk, and run again\n"
+    assert ran.json["error"]["kind"] == "ReshardError"
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "rename"])
+def test_an_output_that_can_not_be_begun_is_refused(
+    source: Path, tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The very first write met a full disk: that was no sentence."""
+
+    def refused(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch, pytest.raises(OutputError, match="No space left on device"):
+        patch.setattr(os, call, refused)
+        converted(source, tmp_path / "out", SIZES)
+    converted(source, tmp_path / "out", SIZES)
+    assert check(tmp_path / "out", source).passed

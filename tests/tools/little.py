@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shard_plans.checkpoints.dtypes import DTYPE_BITS
-from shard_plans.families.dims import extent
+from shard_plans.families.dims import extent, stored_extent
 from shard_plans.families.family import Family
 from shard_plans.families.formats import Format, config_format
 from shard_plans.families.model import Model, bind_model, wanted
@@ -46,7 +46,8 @@ def little_tensors(family: Family, config: Mapping[str, Any], dice: random.Rando
             for where in _places(stored, model, family):
                 if stored.optional and dice.random() < 0.5:
                     continue
-                quantised = format if stored.quant and dice.random() < 0.8 else None
+                own = format.of(stored.group) if format is not None and stored.quant else None
+                quantised = own if dice.random() < 0.8 else None
                 names = [stored.name.replace("{expert}", str(e)) for e in range(_experts(stored, model))]
                 for name in names:
                     for hole, number in where.items():
@@ -74,19 +75,25 @@ def _places(row: Row, model: Model, family: Family) -> Iterator[dict[str, int]]:
 def _store(
     name: str, row: Row, model: Model, format: Format | None, stored: str | None, dice: random.Random
 ) -> dict[str, Stored]:
-    shape = tuple(extent(dim, model.sizes) for dim in row.dims)
-    if format is not None:
-        tall, wide = format.block
-        grid = (*shape[:-2], -(-shape[-2] // tall), -(-shape[-1] // wide))
-        packed = (*shape[:-1], shape[-1] // format.pack)
-        return {
-            name + format.values_suffix: drawn(format.values_dtypes[0], packed, dice),
-            name + format.scale_suffix: drawn(format.scale_dtypes[0], grid, dice),
+    dims = row.dims[1:] if row.stacked else row.dims
+    shape = tuple(extent(dim, model.sizes) for dim in dims)
+    stack = (model.sizes["experts"],) if row.stacked else ()
+    swapped = (*shape[:-2], shape[-1], shape[-2]) if row.quant == "swapped" else shape
+    if format is not None and swapped[-1] % (format.pack * format.fold) == 0:
+        shape = swapped
+        found = {
+            name + format.values_suffix: drawn(format.values_dtypes[0], (*stack, *format.values_shape(shape)), dice),
+            name + format.scale_suffix: drawn(format.scale_dtypes[0], (*stack, *format.scale_shape(shape)), dice),
         }
-    dtype = row.dtype or stored or "BF16"
-    tensor = drawn(dtype, shape, dice)
-    if any(dim.zeros for dim in row.dims):  # only rows of one dimension have such tails
-        tensor = Stored(dtype, (shape[0] + TAIL,), tensor.data + bytes(TAIL * DTYPE_BITS[dtype] // 8))
+        if format.shape_suffix is not None:
+            facts = b"".join(size.to_bytes(4, "little") for size in shape[-2:])
+            found[name + format.shape_suffix] = Stored(format.shape_dtypes[0], (2,), facts)
+        return found
+    dtype = row.dtype or row.usual or stored or "BF16"
+    tensor = drawn(dtype, (*stack, *shape), dice)
+    if len(dims) == 1 and dims[0].zeros:  # rows of more dimensions may have a tail, and needn't
+        tail = stored_extent(dims[0], model.sizes) - shape[0] if dims[0].whole is not None else TAIL
+        tensor = Stored(dtype, (shape[0] + tail,), tensor.data + bytes(tail * DTYPE_BITS[dtype] // 8))
     return {name: tensor}
 
 

@@ -59,14 +59,31 @@ KIMI_K3: Config = {
         "patch_size": 2, "merge_kernel_size": [2, 2],
     },
 }  # fmt: skip
+INT4: Config = DEEPSEEK | {
+    "hidden_size": 16, "v_head_dim": 8, "intermediate_size": 16, "moe_intermediate_size": 16,
+    "num_nextn_predict_layers": 0,
+    "quantization_config": {
+        "quant_method": "compressed-tensors", "format": "pack-quantized",
+        "config_groups": {"group_0": {"weights": {"group_size": 8}}},
+    },
+}  # fmt: skip
+GPT_OSS: Config = BASE | {
+    "model_type": "gpt_oss", "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 4, "hidden_size": 32,
+    "num_local_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 32, "attention_bias": True,
+    "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "swiglu_limit": 7.0,
+    "quantization_config": {"quant_method": "mxfp4"},
+}  # fmt: skip
 CONFIGS: dict[str, Config] = {
-    "llama": LLAMA, "qwen3_moe": QWEN3_MOE, "deepseek_v3": DEEPSEEK, "kimi_k3": KIMI_K3,
+    "llama": LLAMA, "qwen3_moe": QWEN3_MOE, "deepseek_v3": DEEPSEEK, "kimi_k3": KIMI_K3, "int4": INT4,
+    "gpt_oss": GPT_OSS,
 }  # fmt: skip
 PLANS: dict[str, tuple[dict[str, int], ...]] = {
     "llama": ({}, {"tp": 2, "pp": 2}, {"tp": 4, "dp": 2}),
     "qwen3_moe": ({"tp": 2, "ep": 2}, {"tp": 4, "ep": 1, "etp": 2}, {"pp": 2, "dp": 2, "ep": 2, "etp": 1}),
     "deepseek_v3": ({"tp": 2, "ep": 2}, {"tp": 2, "pp": 2, "ep": 1, "etp": 2}, {"dp": 3, "ep": 3}),
     "kimi_k3": ({"tp": 2, "ep": 2}, {"pp": 2, "dp": 2, "ep": 2}, {"tp": 2, "ep": 1, "etp": 2}),
+    "int4": ({"tp": 2, "ep": 2}, {"tp": 2, "pp": 2, "ep": 1, "etp": 2}),
+    "gpt_oss": ({"tp": 2, "ep": 2}, {"dp": 3, "ep": 3}),
 }
 """Plans that fit, by the name of the config."""
 
