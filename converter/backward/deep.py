@@ -27,7 +27,7 @@ from converter.backward.gather import (
     put,
     whole,
 )
-from converter.backward.recomputed import Conversions, Kind, recompute
+from converter.backward.recomputed import Conversions, Kind, recompute, unmade
 from converter.backward.regions import Regions, declared, form
 from converter.findings import Failure
 from converter.precision.matrix import Matrix
@@ -61,14 +61,15 @@ def compare(
     """
     checkpoint = origin.checkpoint
     made = made or Conversions(checkpoint)
-    failures = list(_claims(shards, checkpoint, made.kinds or {}))
+    failures = list(_claims(shards, checkpoint, made.kinds()))
     if failures:
         return failures  # what can't have come from this checkpoint can't be compared with it
     pieces = [piece for manifest in shards.manifests for tensor in manifest.tensors for piece in tensor.sources]
     origin.require((piece.tensor, piece) for piece in pieces if piece.converted is None)
-    origin.require(need for source in made.sources for need in source.drawn)
+    origin.require(need for source in made.sources() for need in source.drawn)
     origin.seals()
     absent: list[int] = []
+    drawn = made.drawn()
     regions = Regions(shards.root.constants)
 
     @contextmanager
@@ -85,14 +86,14 @@ def compare(
         constants = regions.of(checkpoint.names[number])
         if holders or constants:
             failures.extend(_tensor(hands, shards, checkpoint, number, holders, constants))
-        elif checkpoint.names[number] not in made.drawn:
+        elif not drawn[number]:
             absent.append(number)
         meter.add(int(checkpoint.sizes[number]))
 
     numbers = range(len(checkpoint))
     dealt = Runs(numbers, checkpoint.sizes[: len(numbers)].tolist(), workers) if origin.sequential else numbers
     run_all(dealt, worker, work, workers)
-    run_all(made.matrices, worker, convert, workers)
+    run_all(made.matrices(), worker, convert, workers)
     origin.unchanged()
     failures += _padding(shards)
     return failures if shards.root.partial is not None else [*failures, *_skipped(shards, checkpoint, sorted(absent))]
@@ -107,19 +108,17 @@ def _claims(shards: Shards, checkpoint: Checkpoint, made: Mapping[str, Kind]) ->
     for manifest in shards.manifests:
         for tensor in manifest.tensors:
             for piece in tensor.sources:
+                if piece.converted is not None:
+                    for reason in unmade(piece, tensor, made):
+                        yield Failure(manifest.file, tensor.name, reason)
+                    continue
                 ids = piece.experts
                 names = [piece.tensor] if ids is None else [piece.tensor.replace("{expert}", str(i)) for i in ids]
                 names = [piece.tensor] if piece.stacked else names
                 kinds: dict[tuple[str, tuple[int, ...]], None] = {}
                 for name in names:
                     number = checkpoint.numbers.get(name)
-                    if piece.converted is not None:
-                        if name in made:
-                            kinds[made[name]] = None
-                        else:
-                            said = f"claims to hold {name} converted, which the plan doesn't make"
-                            yield Failure(manifest.file, tensor.name, said)
-                    elif number is None:
+                    if number is None:
                         yield Failure(manifest.file, tensor.name, f"claims to hold {name}, which the checkpoint lacks")
                     else:
                         kinds[checkpoint.dtypes[number], checkpoint.shapes[number]] = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from converter.backward.agreement import misfits
 from converter.backward.gather import BLOCK, Array, Held, Shards, overlap, pick, put, whole
 from converter.findings import Failure
 from converter.forward.manifests import matrix_figures
@@ -18,29 +19,56 @@ from converter.streams.reading import Reader
 from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.documents.manifest import ROOT
 from shard_plans.documents.plan import read_plan
+from shard_plans.documents.shard_manifest import ManifestTensor, Piece
 from shard_plans.families.binding import bind
 from shard_plans.families.family import read_family
-from shard_plans.families.parameter import Part
+from shard_plans.families.parameter import Parameter, Part
 from shard_plans.placement.precision import in_precision
 from shard_plans.placement.shards import Source
 
-Kind = tuple[str, tuple[int, ...]]
-"""Type and shape."""
+Kind = tuple[str, tuple[int, ...], int]
+"""Type, shape, and how many experts have one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Conversions:
-    """The matrices that an output's plan converts."""
+    """What an output's plan converts."""
 
     checkpoint: Checkpoint
-    """As the family binds it: rows that the matrices mean."""
-    matrices: tuple[Matrix, ...] = ()
-    sources: tuple[Source, ...] = ()
-    """The same as sources of shard tensors, one a parameter."""
-    drawn: frozenset[str] = frozenset()
-    """Stored tensors that they are made of."""
-    kinds: dict[str, Kind] | None = None
-    """What is made, under the names that it has in the converted checkpoint."""
+    """As the family binds it: rows that the parameters mean."""
+    parameters: tuple[Parameter, ...] = ()
+
+    def matrices(self) -> Iterator[Matrix]:
+        """Every matrix that is converted."""
+        for parameter in self.parameters:
+            yield from (Matrix(parameter, entry) for entry in range(len(parameter.parts[0].tensors)))
+
+    def sources(self) -> Iterator[Source]:
+        """The parameters as sources of shard tensors."""
+        for parameter in self.parameters:
+            values = parameter.parts[0]
+            experts = tuple(range(len(values.tensors))) if parameter.per_expert else None
+            yield Source(values.pattern, experts, (), (), values.tensors, parameter)
+
+    def drawn(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which of the checkpoint's tensors they are made of."""
+        found = np.zeros(len(self.checkpoint), np.bool_)
+        for parameter in self.parameters:
+            for part in parameter.source.parts if parameter.source is not None else ():
+                found[self.checkpoint.numbers[part.pattern] if part.stacked else part.tensors] = True
+        return found
+
+    def kinds(self) -> dict[str, Kind]:
+        """What is made, under the names and patterns that it has in the converted checkpoint."""
+        return {
+            part.pattern: (
+                part.dtype,
+                (len(part.tensors), *part.shape) if part.stacked else part.shape,
+                len(part.tensors),
+            )
+            for parameter in self.parameters
+            for part in parameter.parts
+        }
 
 
 def conversions(shards: Shards, checkpoint: Checkpoint) -> Conversions:
@@ -49,23 +77,20 @@ def conversions(shards: Shards, checkpoint: Checkpoint) -> Conversions:
         return Conversions(checkpoint)
     plan = read_plan(shards.out / PLAN)
     binding = in_precision(bind(checkpoint, read_family(shards.out / FAMILY)), plan.weights)
-    matrices: list[Matrix] = []
-    sources: list[Source] = []
-    drawn: set[str] = set()
-    kinds: dict[str, Kind] = {}
-    for parameter in binding.parameters:
-        if parameter.source is None or (parameter.stage == "mtp" and plan.mtp == "drop"):
-            continue
-        values = parameter.parts[0]
-        count = len(values.tensors)
-        experts = tuple(range(count)) if parameter.per_expert else None
-        sources.append(Source(values.pattern, experts, (), (), values.tensors, parameter))
-        matrices += [Matrix(parameter, entry) for entry in range(count)]
-        for entry in range(count):
-            drawn.update(made_name(part, entry) for part in parameter.source.parts)
-            for part in parameter.parts:
-                kinds[made_name(part, entry)] = part.dtype, (count, *part.shape) if part.stacked else part.shape
-    return Conversions(binding.checkpoint, tuple(matrices), tuple(sources), frozenset(drawn), kinds)
+    dropped = plan.mtp == "drop"
+    kept = (p for p in binding.parameters if p.source is not None and not (p.stage == "mtp" and dropped))
+    return Conversions(binding.checkpoint, tuple(kept))
+
+
+def unmade(piece: Piece, tensor: ManifestTensor, made: Mapping[str, Kind]) -> Iterator[str]:
+    """Why a converted piece can't be of what the plan makes."""
+    if piece.tensor not in made:
+        yield f"claims to hold {piece.tensor} converted, which the plan doesn't make"
+        return
+    dtype, shape, count = made[piece.tensor]
+    if max(piece.experts or (0,)) >= count:
+        yield f"claims to hold expert {max(piece.experts or (0,))} of {piece.tensor}, which has {count}"
+    yield from misfits(piece, dtype, shape, tensor)
 
 
 def made_name(part: Part, entry: int) -> str:
