@@ -182,6 +182,10 @@ def parse_family(table: dict[str, Any]) -> Family:
             raise FamilyError(
                 f"family {table['family']}: row {row.name!r} has the hole {row.hole}, which `holes` lacks"
             )
+        if (row.per_expert or row.stacked) and "experts" not in table["sizes"]:
+            raise FamilyError(
+                f"family {table['family']}: row {row.name!r} has experts, of which `sizes` says no number"
+            )
         if row.section.kind is not None and row.section.kind[1] not in layers.get(row.section.kind[0], {}):
             raise FamilyError(f"family {table['family']}: row {row.name!r} is in a section of an undefined layer kind")
     roles = [row.role for row in rows if row.section.stage in ("first", "last")]

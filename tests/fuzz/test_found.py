@@ -182,6 +182,16 @@ def test_a_removal_of_what_is_not_there_is_refused() -> None:
         parse_family(table)
 
 
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_experts_without_their_number_are_refused(name: str) -> None:
+    from shard_plans.documents.yaml_text import load_yaml
+
+    table, _ = load_yaml(load_family(CONFIGS[name]).document, "it")
+    del table["sizes"]["experts"]
+    with pytest.raises(FamilyError, match="has experts, of which `sizes` says no number"):
+        parse_family(table)
+
+
 def test_a_size_is_not_counted_out_before_it_is_looked_at() -> None:
     with pytest.raises(FamilyError, match="falls into more than"):
         take(parse_dim("wide*tp(heads)"), {"wide": 1 << 40, "heads": 4}, {}, {"tp": Share(0, 2)})
