@@ -34,7 +34,7 @@ from shard_plans.options import SIZES, Verb, contradictions, family_option, json
 def convert_command(
     ctx: click.Context, /, checkpoint: str, out: str, plan: str | None, buffer: int, as_json: bool, **options: Any
 ) -> None:
-    """Stream a checkpoint into hashed per-rank binaries."""
+    """Stream a checkpoint, or an output that stands for it, into hashed per-rank binaries."""
     clash = contradictions(ctx, SIZES)
     if plan and clash:
         raise click.UsageError(f"--plan contradicts {', '.join(clash)}: the plan says it already")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from converter.backward.regions import Declared, Regions, declared
+from converter.sources.held import PLAIN, STACK, Group, HeldTensor, Part, Places, Tile
 from converter.sources.layouts import Layout, Region, make_layout, stored_region, uncovered, whole_region
 from converter.sources.source import Need
 from shard_plans.checkpoints.checkpoint import Checkpoint
@@ -22,50 +22,6 @@ from shard_plans.placement.experts import format_ids
 from shard_plans.placement.shards import Cut
 
 Numbers = np.ndarray[Any, np.dtype[np.int32]]
-Places = Mapping[int, int]
-"""Expert id -> its position in a stack."""
-PLAIN, STACK = -1, -2
-"""In the place of an expert's id: a stored tensor that is no expert's, and one that stacks all of them."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HeldTensor:
-    """One shard tensor, and the digests by which its bytes are known."""
-
-    file: str
-    name: str
-    start: int
-    """Absolute byte offset in the file."""
-    nbytes: int
-    digests: bytes
-    """16 bytes for each chunk."""
-    first_chunk: int
-    """Number of its first chunk among those of all shard tensors."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """What one shard tensor holds of a stored tensor, or of each expert's."""
-
-    tensor: HeldTensor
-    layout: Layout
-    base: int
-    """Where it begins in the shard tensor, in bytes; of the first expert, where experts are stacked."""
-    each: int
-    """Bytes of one expert in the stack."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Group:
-    """Parts that hold the same experts in the same order, no two alike."""
-
-    places: Places | None
-    """None where nothing is stacked."""
-    parts: dict[Layout, Part] = field(default_factory=dict)
-
-
-Tile = tuple[HeldTensor, Layout, int]
-"""A shard tensor, what it holds of one stored tensor, and where that begins in it, in bytes."""
 
 
 class Holdings:
@@ -219,8 +175,7 @@ class Holdings:
             if 0 in tensor.shape:
                 continue
             layout = self._layout(piece, tensor.dtype)
-            row = math.prod(each[1:]) * DTYPE_BITS[tensor.dtype] // 8
-            base = piece.at[0] * row if piece.at else 0
+            base = math.prod((*piece.at[:1], *each[1:])) * DTYPE_BITS[tensor.dtype] // 8 if piece.at else 0
             if layout not in group.parts:
                 size = tensor.nbytes // tensor.shape[0] if piece.experts is not None else 0
                 group.parts[layout] = Part(held, layout, base, size)
@@ -254,7 +209,8 @@ class Holdings:
             kinds.add((self.checkpoint.dtypes[stored], self.checkpoint.shapes[stored]))
         if len(kinds) > 1 or any(kind != dtype for kind, _ in kinds):
             raise ManifestError(f"{piece.tensor} is stored as {sorted(kinds)}, the shard holds {dtype}")
-        if piece.stacked and max(piece.experts or (0,)) >= next(iter(kinds))[1][:1][0]:
+        shape = next((shape for _, shape in kinds), ())
+        if piece.stacked and (not shape or max(piece.experts or (0,)) >= shape[0]):
             raise ManifestError(f"{piece.tensor} is stored as {sorted(kinds)}, which lacks some of the experts named")
         return group
 

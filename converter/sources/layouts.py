@@ -16,6 +16,8 @@ from shard_plans.placement.shards import Cut
 
 Span = tuple[int, int]
 """Half-open range along one dimension."""
+CELLS = 1 << 26
+"""Pieces between all borders of a stored tensor, at most."""
 Region = tuple[tuple[Span, ...], ...]
 """A product of stored indexes: ascending ranges of each dimension."""
 
@@ -157,6 +159,8 @@ def uncovered(wanted: Region, held: Sequence[Region]) -> tuple[int, ...] | None:
     shape = [max(len(border) - 1, 0) for border in borders]
     if 0 in shape:
         return None
+    if math.prod(shape) > CELLS:
+        raise ManifestError(f"a stored tensor is cut at {' x '.join(map(str, shape))} places, which is no plan's way")
 
     def cells(region: Region) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
         made = np.ones((), np.bool_)

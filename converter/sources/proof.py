@@ -11,7 +11,7 @@ from typing import Any
 
 import xxhash
 
-from converter.sources.holdings import HeldTensor
+from converter.sources.held import HeldTensor
 from converter.sources.windows import WindowReader
 from converter.streams.reading import Stamp
 from shard_plans.documents.digests import CHUNK

@@ -14,7 +14,8 @@ import numpy as np
 
 from converter.backward.regions import Declared
 from converter.faults import SourceChanged
-from converter.sources.holdings import Holdings, Tile
+from converter.sources.held import Tile
+from converter.sources.holdings import Holdings
 from converter.sources.layouts import Span, clip, in_items, rectangles
 from converter.sources.proof import ProvingReader
 from converter.sources.source import Need, Source, Stretch

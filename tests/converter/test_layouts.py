@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from converter.sources.holdings import HeldTensor, Holdings, Tile
+from converter.sources.held import HeldTensor, Tile
+from converter.sources.holdings import Holdings
 from converter.sources.layouts import Layout, in_items, make_layout, rectangles, stored_region, uncovered, whole_region
 from converter.sources.proof import ProvingReader
 from converter.sources.sharded import ShardReader
 from shard_plans.checkpoints.checkpoint import Checkpoint, SourceFile
+from shard_plans.errors import ManifestError
 from shard_plans.placement.shards import Cut
 from tests.tools.cases import a_cut, taken
 
@@ -127,6 +130,12 @@ def test_the_first_index_that_nobody_holds(data: st.DataObject) -> None:
         left &= ~cells(one)
     expected = tuple(int(i) for i in np.argwhere(left)[0]) if left.any() else None
     assert uncovered(wanted, held) == expected
+
+
+def test_too_many_pieces_are_refused() -> None:
+    rows = tuple((2 * n, 2 * n + 1) for n in range(10_000))
+    with pytest.raises(ManifestError, match="cut at 19999 x 19999 places"):
+        uncovered((rows, rows), [])
 
 
 def test_types_below_a_byte_are_counted_in_bytes() -> None:
