@@ -42,6 +42,18 @@ def test_an_embedding_of_two_gigabytes(tmp_path: Path) -> None:
     for words in (
         ("convert", source, out, "--tp", "2", "--ranks", "1", "--workers", "16", "--buffer", "64"),
         ("check", out, "--deep", source),
+        (
+            "convert",
+            source,
+            tmp_path / "other",
+            "--tp",
+            "2",
+            "--workers",
+            "8",
+            "--weights",
+            "nvfp4,embeddings=fp8_channel",
+        ),
+        ("check", tmp_path / "other", "--deep", source),
     ):
         command = [sys.executable, "-c", RUN, sys.executable, "-m", "reshard", *map(str, words), "--json"]
         ran = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])

@@ -159,6 +159,26 @@ def test_an_interrupted_conversion_goes_on(
     assert 0 < result.bytes_kept < whole.bytes_written
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [1, 3, 27, 65, 82, 85, 144, 161, 184, 191, 195, 239, 294, 317, 334, 375])
+@pytest.mark.parametrize("source", ["deepseek_v3_fp8", "gpt_oss_mxfp4"])
+def test_killed_at_any_call_it_ends_with_the_same_bytes(
+    tiny: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, moment: int
+) -> None:
+    _small(monkeypatch)
+    folder, out, sizes = tiny(source), tmp_path / "out", {"tp": 2, "ep": 2}
+    weights = {"attention": "int8_channel", "experts": "nvfp4", "shared": "fp8_channel", "mlp": "bf16", "head": "fp16"}
+    converted(folder, tmp_path / "undisturbed", sizes, weights=weights)
+
+    def part() -> None:
+        crash.at_call(crash.CALLS, moment, crash.die)
+        converted(folder, out, sizes, weights=weights, workers=1 + moment % 3)
+
+    assert crash.forked(part) != 0
+    converted(folder, out, sizes, weights=weights, workers=1 + moment % 4)
+    assert contents(out) == contents(tmp_path / "undisturbed")
+
+
 def _writes(total: int) -> int:
     return max(20, total // 4096)
 
