@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import xxhash
@@ -40,6 +40,9 @@ from shard_plans.documents.stored import open_stored
 from shard_plans.errors import CheckpointError, ManifestError, ReshardError
 
 __all__ = ["CheckResult", "Failure", "check"]
+
+RUN = 64 << 20
+"""Bytes that one thread reads in a row, at most; whole chunks."""
 
 
 def check(out: Path, deep: Path | None = None, workers: int = 4, progress: Progress | None = None) -> CheckResult:
@@ -185,34 +188,77 @@ def _tensors(out: Path, manifests: list[ShardManifest], workers: int, meter: Met
         with Reader(out, ManifestError, room=CHUNK) as reader:
             yield reader
 
-    def work(reader: Reader, item: tuple[ShardManifest, ManifestTensor]) -> None:
-        manifest, tensor = item
-        try:
-            failures.extend(_chunks(reader, manifest, tensor))
-        except ManifestError as error:
-            failures.append(Failure(manifest.file, tensor.name, str(error)))
-        meter.add(tensor.nbytes)
+    def work(reader: Reader, run: _Run) -> None:
+        spans = [_span(run.manifest, piece) for piece in run.pieces]
+        reader.expect(run.manifest.file, [(spans[0][0], spans[-1][1])])
+        for piece in run.pieces:
+            try:
+                failures.extend(_chunks(reader, run.manifest, piece))
+            except ManifestError as error:
+                failures.append(Failure(run.manifest.file, piece.tensor.name, str(error)))
+        reader.forget()
+        meter.add(sum(stop - start for start, stop in spans))
 
-    run_all(_whole_tensors(out, manifests), worker, work, workers)
+    run_all(_runs(out, manifests), worker, work, workers)
     return failures
 
 
-def _whole_tensors(out: Path, manifests: list[ShardManifest]) -> Iterator[tuple[ShardManifest, ManifestTensor]]:
-    """Tensors that lie in their file whole; the others were reported with the file."""
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Some chunks of a tensor: bytes `start` to `stop` of it."""
+
+    tensor: ManifestTensor
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Pieces of tensors that follow one another in a file."""
+
+    manifest: ShardManifest
+    pieces: list[_Piece]
+
+
+def _span(manifest: ShardManifest, piece: _Piece) -> tuple[int, int]:
+    """Where the piece lies in the file."""
+    start = manifest.header_size + piece.tensor.offset
+    return start + piece.start, start + piece.stop
+
+
+def _runs(out: Path, manifests: list[ShardManifest]) -> Iterator[_Run]:
+    """All tensors that lie in their file whole, in runs that one thread reads; others were reported with the file."""
     for manifest in manifests:
         path = out / manifest.file
         size = path.stat().st_size if path.is_file() else 0
-        for tensor in manifest.tensors:
-            if manifest.header_size + tensor.offset + tensor.nbytes <= size:
-                yield manifest, tensor
+        run, end = _Run(manifest, []), 0
+        for tensor in sorted(manifest.tensors, key=lambda tensor: tensor.offset):
+            if manifest.header_size + tensor.offset + tensor.nbytes > size:
+                continue
+            for start in range(0, max(tensor.nbytes, 1), RUN):
+                piece = _Piece(tensor, start, min(start + RUN, tensor.nbytes))
+                first, stop = _span(manifest, piece)
+                if run.pieces and (first != end or stop - _span(manifest, run.pieces[0])[0] > RUN):
+                    yield run
+                    run = _Run(manifest, [])
+                run.pieces.append(piece)
+                end = stop
+        if run.pieces:
+            yield run
 
 
-def _chunks(reader: Reader, manifest: ShardManifest, tensor: ManifestTensor) -> Iterator[Failure]:
-    start = manifest.header_size + tensor.offset
-    for number, first in enumerate(range(0, max(tensor.nbytes, 1), CHUNK)):
-        length = min(CHUNK, tensor.nbytes - first)
-        found = xxhash.xxh3_128_hexdigest(reader.fetch(manifest.file, start + first, length))
+def _chunks(reader: Reader, manifest: ShardManifest, piece: _Piece) -> Iterator[Failure]:
+    """The chunks of a piece that don't have their digest."""
+    tensor, start = piece.tensor, manifest.header_size + piece.tensor.offset
+    for first in range(piece.start, max(piece.stop, piece.start + 1), CHUNK):
+        number, stop = first // CHUNK, min(first + CHUNK, piece.stop)
+        state, at = xxhash.xxh3_128(), first
+        while at < stop:
+            view = reader.some(manifest.file, start + at, stop - at)
+            state.update(view)
+            at += len(view)
+        found = state.hexdigest()
         stated = tensor.chunks[16 * number : 16 * number + 16].hex() if tensor.chunks else tensor.xxh3
         if found != stated:
-            where = f"chunk {number}, bytes {start + first} to {start + first + length} of the file"
+            where = f"chunk {number}, bytes {start + first} to {start + stop} of the file"
             yield Failure(manifest.file, tensor.name, f"{where}: its digest is {found}, the manifest states {stated}")

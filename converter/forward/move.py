@@ -16,14 +16,14 @@ from converter.forward.scatter import scatter
 from converter.forward.shard_file import FileLayout
 from converter.forward.units import Slice, Unit
 from converter.output.journal import Journal
-from converter.output.partial import PARTIAL, partial_path, sync
+from converter.output.partial import PARTIAL, partial_path, sync_all
 from converter.precision.errors import Errors, unpack
 from converter.precision.tops import Tops
 from converter.sources.source import Source, StoredReader
 from converter.streams.buffers import Bytes
 from converter.streams.hashing import CHUNK, Digest, TensorHash, whole_digest
 from converter.streams.reading import Reader
-from converter.streams.sink import Sink, Staging
+from converter.streams.sink import Place, Sink, Staging
 from converter.streams.workers import Meter
 from converter.streams.writing import Writer, write_fault
 from shard_plans.errors import OutputError, ReshardError
@@ -132,8 +132,8 @@ class Move:
         for file, spans in wanted.items():
             hands.reader.expect(self.checkpoint.files[file].name, spans)
 
-        def fetch(file: int, offset: int, length: int) -> memoryview:
-            return hands.reader.fetch(self.checkpoint.files[file].name, offset, length)
+        def fetch(file: int, offset: int, length: int, unit: int) -> memoryview:
+            return hands.reader.some(self.checkpoint.files[file].name, offset, length, unit)
 
         turns: list[tuple[tuple[int, int], int]] = [((-1, 0), order) for order in range(len(units))]
         sinks, steps = [], []
@@ -147,16 +147,17 @@ class Move:
                 heappush(turns, (place, order))
             else:
                 hands.held[numbers[order]] = b"".join(sink.finish() for sink in sinks[order])
-                self.prove(hands)
+        self.prove(hands)
         hands.reader.forget()
 
     def sink(self, hands: Hands, part: Slice, room: Bytes) -> Sink:
-        """Where the bytes of a stretch go."""
-        start = part.target.start + part.start
-        return Sink(hands.writer, self.partial_name(part.target.file), start, room, self.meter.add, part.start)
+        """Where the bytes of a stretch go; `room` must be left alone until `prove` was called."""
+        place = Place(self.partial_name(part.target.file), part.target.start, part.start, part.stop)
+        return Sink(hands.writer, place, room, self.meter.add)
 
     def prove(self, hands: Hands, last: bool = False) -> None:
         """Take as done what a worker has written, once what it was made of is known to be undamaged."""
+        hands.writer.finish()
         unproven = hands.reader.unproven
         if unproven and not last and sum(self.units[number].nbytes for number in hands.held) < PROVE * unproven:
             return
@@ -191,12 +192,10 @@ class Move:
         if not taken:
             return
         names = {self.layouts[part.target.file].file.name for number in taken for part in self.units[number].slices}
-        for name in sorted(names):
-            path = partial_path(self.out, name)
-            try:
-                sync(path)
-            except OSError as error:
-                raise write_fault(path, error) from error
+        try:
+            sync_all([partial_path(self.out, name) for name in sorted(names)])
+        except OSError as error:
+            raise write_fault(self.out, error) from error
         self.journal.add(taken)
         self._committed = time.monotonic()
 

@@ -17,8 +17,11 @@ from shard_plans.errors import PlanError
 from shard_plans.placement.shards import Cut, ShardTensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Fetch = Callable[[int, int, int], memoryview]
-"""Reads bytes of a source file (its number, the offset, how many); the view holds until the next call."""
+Fetch = Callable[[int, int, int, int], memoryview]
+"""Reads bytes of a source file: its number, the offset, how many at most, and what they must be a multiple of.
+
+The view holds until the next call.
+"""
 Taker = tuple[Sink, tuple[Cut, ...]]
 """Who takes part in a stored tensor, and which part."""
 Rows = tuple[int, int]
@@ -119,13 +122,16 @@ class _Walk:
             return
         step = max(1, self.room // max(widest, 1))
         for start, stop in spans:
-            for first in range(start, stop, step):
-                last = min(first + step, stop)
-                view = self.fetch(self.file, offset + first * row, (last - first) * row)
-                block = np.frombuffer(view, self.dtype).reshape(last - first, *shape[1:])
+            first = start
+            while first < stop:
+                count = min(step, stop - first)
+                view = self.fetch(self.file, offset + first * row, count * row, max(row, 1))
+                count = len(view) // row if row else count
+                block = np.frombuffer(view, self.dtype).reshape(count, *shape[1:])
                 for sink, cuts in takers:
                     for part in parts(block, first, cuts):
                         sink.take(part)
+                first += count
 
     def split(
         self, offset: int, shape: tuple[int, ...], takers: Sequence[Taker], row: int, spans: Sequence[Rows]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from converter.streams.hashing import hash_bytes
-from converter.streams.writing import allocate, write_fault
+from converter.streams.writing import allocate, begin_writing, write_fault
 from shard_plans.errors import OutputError
 
 PARTIAL = ".partial"
 """Ends the name of every file that isn't whole yet."""
+TOGETHER = 128
+"""Files that are synced at a time."""
 
 
 def partial_path(folder: Path, name: str) -> Path:
@@ -92,8 +95,7 @@ def publish(folder: Path, names: Iterable[str]) -> None:
     """Sync the partial files of these names, give them their names in this order, then sync their folders."""
     listed = list(names)
     try:
-        for name in listed:
-            sync(partial_path(folder, name))
+        sync_all([partial_path(folder, name) for name in listed])
         for name in listed:
             partial_path(folder, name).rename(folder / name)
         for parent in sorted({folder, *((folder / name).parent for name in listed)}):
@@ -109,6 +111,19 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def sync_all(paths: Sequence[Path]) -> None:
+    """Wait until these files are on the disk; writing is begun for many before the first of them is waited for."""
+    for first in range(0, len(paths), TOGETHER):
+        with ExitStack() as stack:
+            handles = []
+            for path in paths[first : first + TOGETHER]:
+                handles.append(os.open(path, os.O_RDONLY))
+                stack.callback(os.close, handles[-1])
+                begin_writing(handles[-1])
+            for handle in handles:
+                os.fsync(handle)
 
 
 def remove_empty(folder: Path) -> None:

@@ -9,7 +9,8 @@ from converter.faults import SourceChanged
 from converter.sources.constants import check_constants
 from converter.sources.source import Need, Source, Stretch
 from converter.sources.tied import check_tied
-from converter.streams.reading import Reader, Stamp, stamp_of
+from converter.streams.buffers import PAGE, page_down
+from converter.streams.reading import WINDOW, Reader, Stamp, stamp_of
 from shard_plans.checkpoints.checkpoint import Checkpoint, SourceFile, inside
 from shard_plans.errors import CheckpointError
 from shard_plans.families.binding import Binding
@@ -37,7 +38,8 @@ class Published(Source):
 
     def reader(self, room: int) -> FileReader:
         """A reader of the checkpoint's files."""
-        return FileReader(self.checkpoint.folder, CheckpointError, self._sizes, self._stamps, room)
+        window = min(WINDOW, max(PAGE, page_down(room // 4)))
+        return FileReader(self.checkpoint.folder, CheckpointError, self._sizes, self._stamps, room, window)
 
     def seals(self) -> Mapping[str, str]:
         """Size, time of change and inode of each file, and the digest of its header."""

@@ -151,6 +151,10 @@ class ShardReader(AbstractContextManager["ShardReader"]):
             if len(gathered) == length:
                 return memoryview(gathered)
 
+    def some(self, name: str, offset: int, length: int, unit: int = 1) -> memoryview:
+        """All of them are at hand; see StoredReader."""
+        return self.fetch(name, offset, length)
+
     def _number(self, name: str, offset: int) -> int:
         """The stored tensor in which the byte of that file lies."""
         file = self._numbers[name]

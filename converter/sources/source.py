@@ -35,8 +35,11 @@ class StoredReader(Protocol):
     def fetch(self, name: str, offset: int, length: int) -> memoryview:
         """The same as a view into a buffer that the next call may fill again; at most `room` bytes."""
 
+    def some(self, name: str, offset: int, length: int, unit: int = 1) -> memoryview:
+        """The same, but of `length` bytes only as many whole units as are at hand, and at least one."""
+
     def expect(self, name: str, spans: Sequence[tuple[int, int]]) -> None:
-        """Say that all bytes of these ascending spans of the file will be fetched."""
+        """Say that all bytes of these ascending spans of the file will be fetched, after those named before."""
 
     def forget(self) -> None:
         """Expect nothing more, and hold nothing."""

@@ -34,6 +34,7 @@ class Handles:
             self._open.move_to_end(key)
             return handle
         if len(self._open) >= OPEN_FILES:
+            self.settle()
             os.close(self._open.popitem(last=False)[1])
         flags = self._flags | getattr(os, "O_NONBLOCK", 0) | (DIRECT if direct else 0)  # a pipe isn't waited for
         try:
@@ -66,8 +67,12 @@ class Handles:
     def opened(self, name: str, handle: int) -> None:
         """Look at a file that was just opened."""
 
+    def settle(self) -> None:
+        """Wait until no other thread uses a file: one will be closed."""
+
     def close(self) -> None:
         """Close every file."""
+        self.settle()
         while self._open:
             os.close(self._open.popitem()[1])
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from converter.faults import SourceChanged
-from converter.streams.buffers import PAGE, Bytes, aligned, page_down, page_up
+from converter.streams.ahead import Ahead, Window, make_window
+from converter.streams.buffers import PAGE, page_down, page_up
 from converter.streams.handles import REFUSALS, Handles
 from shard_plans.errors import ReshardError
 
 DROP = 1 << 20
 """Pages of a read of this many bytes are handed back, so that a large checkpoint doesn't push out everything else."""
+
+WINDOW = 4 << 20
+"""Bytes read ahead at a time: as many as one request of most disks, so that what is used is still in the cache."""
+Span = tuple[str, int, int]
+"""Name of a file, first byte, end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +50,23 @@ class Reader(Handles):
         sizes: Mapping[str, int] | None = None,
         stamps: Mapping[str, Stamp] | None = None,
         room: int = 0,
+        window: int = WINDOW,
     ) -> None:
-        """`sizes` and `stamps` say what files must be, where given; `room` is how much `fetch` takes at a time."""
+        """`sizes` and `stamps` say what files must be, where given; `room` is how much `fetch` takes at a time.
+
+        What is expected is read ahead in windows of `window` bytes, of which there are three.
+        """
         super().__init__(folder, os.O_RDONLY)
         self.error = error
         self.room = room
         self.bytes_read = 0
         self._sizes, self._stamps = sizes or {}, stamps or {}
-        self._buffer: Bytes = aligned(page_up(room) + 2 * PAGE if room else 0)
-        self._window = "", 0, 0
-        """What the buffer holds: of which file, from where, to where."""
-        self._spans: dict[str, tuple[list[int], list[int]]] = {}
+        self._own = self._window = make_window(room)
+        """The window for what wasn't read ahead, and the one in use."""
+        self._ahead = Ahead(min(room, window))
+        self._spans: list[Span] = []
+        self._next = 0, 0
+        """Which span is read ahead next, and from where."""
 
     def read(self, name: str, offset: int, view: memoryview) -> memoryview:
         """Fill `view` with the bytes from `offset` of the file `name`, and return it. Raises `error` where they end."""
@@ -74,69 +86,134 @@ class Reader(Handles):
         return view
 
     def expect(self, name: str, spans: Sequence[tuple[int, int]]) -> None:
-        """Say that all bytes of these ascending spans will be fetched from the file: they are read in large pieces."""
-        self._spans[name] = [start for start, _ in spans], [stop for _, stop in spans]
+        """Say that all bytes of these ascending spans will be fetched from the file, after those named before.
+
+        They are read in large pieces, each while the one before is used.
+        """
+        self._spans += [(name, start, stop) for start, stop in spans if start < stop]
+        self._read_ahead()
 
     def forget(self) -> None:
         """Expect nothing more, and hold nothing."""
-        self._spans.clear()
-        self._window = "", 0, 0
+        self._ahead.drop()
+        self._spans, self._next = [], (0, 0)
+        self._use(self._own)
+        self._own.clear()
 
     def fetch(self, name: str, offset: int, length: int) -> memoryview:
         """`length` bytes, at most `room`, from `offset` of the file, past the page cache where the file system can.
 
         The view is into a buffer that the next call may fill again.
         """
-        held, first, end = self._window
-        if held != name or not first <= offset <= offset + length <= end:
-            first, end = self._fill(name, offset, length)
+        self._bring(name, offset, length)
         self.bytes_read += length
-        place = offset - page_down(first)
-        return self._buffer.data[place : place + length]
+        return self._window.view(offset, length)
 
-    def _fill(self, name: str, offset: int, length: int) -> tuple[int, int]:
-        """Fill the buffer from `offset` on, as far as more is expected; what it holds of that already is moved."""
+    def some(self, name: str, offset: int, length: int, unit: int = 1) -> memoryview:
+        """The same, but of `length` bytes as many whole units as are at hand, and at least one."""
+        self._bring(name, offset, min(length, unit))
+        found = min(length, self._window.end - offset)
+        found -= found % unit if found > unit else 0
+        self.bytes_read += found
+        return self._window.view(offset, found)
+
+    def _bring(self, name: str, offset: int, length: int) -> None:
+        """Have these bytes in the window."""
+        if self._window.holds(name, offset, length):
+            return
+        if self._ahead.offers(self._window, name, offset, length):
+            window = self._ahead.take(self._window, offset, length)
+            if window is not None:
+                self._use(window)
+                self._read_ahead()
+                return
+        self._fill(name, offset, length)
+
+    def _use(self, window: Window) -> None:
+        """Go over to another window."""
+        if self._window is not window and self._window is not self._own:
+            self._ahead.free.append(self._window)
+        self._window = window
+
+    def _fill(self, name: str, offset: int, length: int) -> None:
+        """Fill the window from the page of `offset`, as far as more is expected; what it holds of that is moved."""
         stop = offset + max(length, min(self._expected(name, offset) - offset, self.room))
-        start = page_down(offset)
-        held, first, end = self._window
-        done = 0
-        if held == name and first <= offset < end and not end % PAGE:
-            kept = self._buffer[start - page_down(first) : end - page_down(first)]
-            self._buffer[: len(kept)] = kept  # NumPy sees to it where they overlap
-            done = len(kept)
-        self._window = "", 0, 0
-        handle: int | None = None
+        start, window, done = page_down(offset), self._own, 0
+        if self._window.holds(name, start, 1) and not self._window.end % PAGE:
+            done = window.keep(self._window.view(start, self._window.end - start))
+        self._use(window)
+        window.clear()
+        handle, direct = self._handle(name)
         try:
-            handle = self.direct(name)
-            if handle is None:
-                self._read_on(self.get(name), name, start, done, stop, 1)
-                if stop - offset >= DROP and hasattr(os, "posix_fadvise"):
-                    os.posix_fadvise(self.get(name), offset, stop - offset, os.POSIX_FADV_DONTNEED)
-            else:
-                self._read_on(handle, name, start, done, stop, PAGE)
+            end = self._pull(handle, direct, start, done, stop, window)
         except OSError as error:
-            if error.errno in REFUSALS and handle is not None:
+            if error.errno in REFUSALS and direct:
                 self.refused(name)
                 return self._fill(name, offset, length)
             raise self._unreadable(name, offset, error) from error
-        self._window = name, offset, stop
-        return offset, stop
+        if end < stop:
+            raise self._ended(name, end, stop)
+        window.name, window.start, window.end = name, start, end
+        if not self._ahead.busy or self._ahead.passed(name, end):
+            self._go_on(name, end)
 
-    def _read_on(self, handle: int, name: str, start: int, done: int, stop: int, unit: int) -> None:
-        """Read the file from `start` + `done` to `stop`, into the buffer that begins with `start`."""
-        size = -(-(stop - start) // unit) * unit
+    def _handle(self, name: str) -> tuple[int, bool]:
+        """A descriptor of the file, and whether it bypasses the page cache."""
+        try:
+            handle = self.direct(name)
+            return (self.get(name), False) if handle is None else (handle, True)
+        except OSError as error:
+            raise self._unreadable(name, 0, error) from error
+
+    @staticmethod
+    def _pull(handle: int, direct: bool, start: int, done: int, stop: int, window: Window) -> int:
+        """Read a file from the page `start` until `stop` is there, or it ends, into a window that has `done` bytes.
+
+        Returns up to where it has it. No page is read twice: the next piece goes on where this one ends.
+        """
+        room = window.memory.data[window.head : window.head + page_up(stop - start)]
         while start + done < stop:
-            place = done - done % unit  # the end of a file needn't be one of a page
-            got = place + os.preadv(handle, [self._buffer.data[place:size]], start + place)
+            whole = page_down(done)  # the end of a file needn't be one of a page
+            got = whole + os.preadv(handle, [room[whole:]], start + whole)
             if got <= done:
-                raise self._ended(name, start + done, stop)
+                break
             done = got
+        if done >= DROP and not direct and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(handle, start, done, os.POSIX_FADV_DONTNEED)
+        return start + done
+
+    def _read_ahead(self) -> None:
+        """Begin to read the next pieces of what is expected."""
+        while self._next[0] < len(self._spans) and not self._ahead.full:
+            number, at = self._next
+            name, start, end = self._spans[number]
+            start = page_down(max(start, at))
+            stop = min(end, start + max(PAGE, page_down(self._ahead.room)))
+            self._next = (number, stop) if stop < end else (number + 1, 0)
+            handle, direct = self._handle(name)
+            self._ahead.begin(name, start, stop, partial(self._pull, handle, direct, start, 0, stop))
+
+    def _go_on(self, name: str, offset: int) -> None:
+        """After a piece that wasn't read ahead: go on behind it, where it is of a span."""
+        self._ahead.drop()
+        for number, (whose, start, stop) in enumerate(self._spans):
+            if whose == name and start <= offset < stop:
+                self._next = number, offset
+                break
+        self._read_ahead()
 
     def _expected(self, name: str, offset: int) -> int:
         """Up to where bytes from `offset` on are expected."""
-        starts, stops = self._spans.get(name, ([], []))
-        number = bisect_right(starts, offset) - 1
-        return max(offset, stops[number]) if number >= 0 else offset
+        return max((stop for whose, start, stop in self._spans if whose == name and start <= offset), default=offset)
+
+    def settle(self) -> None:
+        """Wait until no file is read ahead."""
+        self._ahead.settle()
+
+    def close(self) -> None:
+        """Close every file, and end the thread that reads ahead."""
+        super().close()
+        self._ahead.close()
 
     def opened(self, name: str, handle: int) -> None:
         """Raise unless the file is the one that it should be."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -15,22 +17,38 @@ from converter.streams.writing import Writer
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a stretch of a tensor lies: bytes `start` to `stop` of the one that begins at `tensor` of the file."""
+
+    name: str
+    tensor: int
+    start: int
+    stop: int
+
+
 class Sink:
-    """Gathers what arrives in aligned memory; when that is full it is hashed, still in cache, and written."""
+    """Gathers what arrives in aligned memory; when that is full it is hashed, still in cache, and written.
 
-    __slots__ = ("_filled", "_hash", "_moved", "_name", "_place", "_room", "_writer")
+    Memory that is filled more than once is two halves: one is filled while the other one is written.
+    """
 
-    def __init__(
-        self, writer: Writer, name: str, start: int, room: Bytes, moved: Callable[[int], None], place: int = 0
-    ) -> None:
-        """`start` is the stretch's place in the file; `room` begins at a page and is whole pages; `moved` counts.
+    __slots__ = ("_filled", "_hash", "_job", "_moved", "_name", "_other", "_place", "_room", "_writer")
 
-        `place` is that in its tensor, where it needn't begin with a chunk.
+    def __init__(self, writer: Writer, place: Place, room: Bytes, moved: Callable[[int], None]) -> None:
+        """`room` begins at a page and is whole pages; it must be left alone until the writer has finished.
+
+        `moved` counts bytes.
         """
-        self._writer, self._name, self._place = writer, name, start
-        self._room, self._filled = room, 0
+        half = page_down(len(room) // 2) if len(room) < place.stop - place.start else 0
+        self._writer, self._name, self._place = writer, place.name, place.tensor + place.start
+        self._room = room[: len(room) - half]
+        self._other = room[len(room) - half :] if half else None
+        self._filled = 0
+        self._job: Future[None] | None = None
+        """The write of the half that isn't being filled."""
         self._moved = moved
-        self._hash = TensorHash(place)
+        self._hash = TensorHash(place.start)
 
     @property
     def seen(self) -> int:
@@ -69,16 +87,23 @@ class Sink:
             self._flush()
 
     def _flush(self) -> None:
-        if self._filled:
-            data = self._room.data[: self._filled]
-            self._hash.update(data)
-            self._writer.write(self._name, self._place, data, aligned=True)
-            self._moved(self._filled)
-            self._place += self._filled
-            self._filled = 0
+        if not self._filled:
+            return
+        data = self._room.data[: self._filled]
+        self._hash.update(data)
+        before, self._job = self._job, self._writer.later(self._name, self._place, data)
+        self._moved(self._filled)
+        self._place += self._filled
+        self._filled = 0
+        if self._other is None:
+            before = self._job if len(data) == len(self._room) else None
+        else:
+            self._room, self._other = self._other, self._room
+        if before is not None:
+            before.result()
 
     def finish(self) -> bytes:
-        """Write what is left; the digests of the stretch's chunks, 16 bytes each, at least one."""
+        """Have what is left written; the digests of the stretch's chunks, 16 bytes each, at least one."""
         self._flush()
         return self._hash.chunks()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ class Writer(Handles):
         self.bytes_written = 0
         self._behind: dict[str, tuple[int, int]] = {}
         """The last large range of each file that was written through the page cache."""
+        self._pool: ThreadPoolExecutor | None = None
+        self._jobs: list[Future[None]] = []
 
     def write(self, name: str, offset: int, data: memoryview, aligned: bool = False) -> None:
         """Write all of `data` at `offset` of the file `name`; `aligned` says that the memory begins at a page."""
@@ -41,6 +44,28 @@ class Writer(Handles):
         except OSError as error:
             raise write_fault(self.folder / name, error) from error
         self.bytes_written += len(data)
+
+    def later(self, name: str, offset: int, data: memoryview) -> Future[None]:
+        """The same in a thread of its own, one after the other, while what follows is made; `data` begins at a page.
+
+        The memory must be left alone until the write is done. From then on `write` is for that thread alone.
+        """
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "reshard-behind")
+        self._jobs = [job for job in self._jobs if not job.done() or job.exception()]
+        self._jobs.append(self._pool.submit(self.write, name, offset, data, True))
+        return self._jobs[-1]
+
+    def finish(self) -> None:
+        """Wait until everything is written. Raises OutputError."""
+        while self._jobs:
+            self._jobs.pop(0).result()
+
+    def close(self) -> None:
+        """Wait, and close every file."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        super().close()
 
     def _direct(self, name: str, offset: int, data: memoryview) -> bool:
         """Write past the page cache; False where the file system can't."""
@@ -66,6 +91,12 @@ class Writer(Handles):
         if before is not None:
             _early(handle, ctypes.c_int64(before[0]), ctypes.c_int64(before[1]), SYNC_FILE_RANGE_ALL)
             os.posix_fadvise(handle, *before, os.POSIX_FADV_DONTNEED)
+
+
+def begin_writing(handle: int) -> None:
+    """Ask the system to begin to write what it holds of the open file; it says nothing of faults, an fsync does."""
+    if _early is not None:
+        _early(handle, ctypes.c_int64(0), ctypes.c_int64(0), SYNC_FILE_RANGE_WRITE)
 
 
 def write_fault(path: Path, error: OSError) -> OutputError:

@@ -38,10 +38,12 @@ def scattered(case: Case) -> tuple[Checkpoint, bytes, list[ShardTensor], list[by
     assert len(groups) == 1
     read = 0
 
-    def fetch(file: int, offset: int, length: int) -> memoryview:
+    def fetch(file: int, offset: int, length: int, unit: int) -> memoryview:
         nonlocal read
-        read += length
         assert length <= case.buffer
+        if unit < length and offset % 3:  # not everything is at hand
+            length = unit * -(-length // (2 * unit))
+        read += length
         return memoryview(data)[offset : offset + length]
 
     found = {target.index: bytearray(target.tensor.nbytes) for target in groups[0].targets}

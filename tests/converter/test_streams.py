@@ -23,13 +23,14 @@ from converter.streams import handles
 from converter.streams.buffers import PAGE, aligned
 from converter.streams.hashing import whole_digest
 from converter.streams.reading import Reader, Stamp
-from converter.streams.sink import Sink, Staging
+from converter.streams.sink import Place, Sink, Staging
 from converter.streams.writing import Writer
 from shard_plans.errors import CheckpointError, ManifestError
 from tests.conftest import MakeCheckpoint
 from tests.tools.converted import contents, converted
 
 SIZE = 5 * PAGE + 1234
+LONG = 80 * PAGE + 77
 DATA = np.random.default_rng(0).bytes(SIZE)
 MODES = ["direct", "none", "refused when opened", "refused when used"]
 
@@ -79,6 +80,56 @@ def test_any_range_is_read(tmp_path_factory: pytest.TempPathFactory, mode: str, 
                 reader.fetch("read", SIZE - 10, 11)
 
 
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[list[tuple[str, int, int]], list[tuple[str, int, int, int]]]:
+    """Spans of two files that are expected, and what is asked for: all of them in order, and other ranges between."""
+    spans, asked = [], []
+    for name in ("one", "two"):
+        borders = sorted(draw(st.lists(st.integers(0, LONG), min_size=2, max_size=8)))
+        for start, stop in zip(borders[::2], borders[1::2], strict=False):
+            spans.append((name, start, stop))
+            while start < stop:
+                unit = draw(st.integers(1, 2 * PAGE))
+                many = draw(st.integers(1, 40))
+                if draw(st.integers(0, 9)) == 0:
+                    other = draw(st.integers(0, LONG - 2 * PAGE))
+                    asked.append((draw(st.sampled_from(["one", "two"])), other, 2 * PAGE, 1))
+                asked.append((name, start, min(unit * many, stop - start), min(unit, stop - start)))
+                start += asked[-1][2]
+    return spans, asked
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(plan=plans(), room=st.sampled_from([2, 3, 40]))
+def test_what_is_expected_is_read_ahead(
+    tmp_path_factory: pytest.TempPathFactory,
+    mode: str,
+    plan: tuple[list[tuple[str, int, int]], list[tuple[str, int, int, int]]],
+    room: int,
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    data = {"one": bytes(range(251)) * (LONG // 251 + 1), "two": DATA * (LONG // SIZE + 1)}
+    data = {name: found[:LONG] for name, found in data.items()}
+    for name, found in data.items():
+        if not (folder / name).exists():
+            (folder / name).write_bytes(found)
+    spans, asked = plan
+    with file_system(mode), Reader(folder, CheckpointError, room=room * PAGE) as reader:
+        for name, start, stop in spans:
+            reader.expect(name, [(start, stop)])
+        for name, start, length, unit in asked:
+            stop = start + length // unit * unit
+            while start < stop:
+                view = reader.some(name, start, min(stop - start, max(unit, room * PAGE)), unit)
+                assert len(view) % unit == 0 and view
+                assert view == data[name][start : start + len(view)]
+                start += len(view)
+        reader.forget()
+        with pytest.raises(CheckpointError, match=f"ends at byte {LONG}, but {LONG + 1} are needed"):
+            reader.expect("one", [(LONG - 10, LONG + 1)])
+            reader.fetch("one", LONG - 10, 11)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @given(
     start=st.integers(0, 3).map(lambda page: page * PAGE) | st.integers(0, 9000),
@@ -94,7 +145,8 @@ def test_what_a_sink_takes_is_written_and_hashed(
     path.write_bytes(bytes(start + SIZE + PAGE))
     items = np.frombuffer(DATA, np.uint16)
     with file_system(mode), Writer(folder) as writer:
-        sink = Sink(writer, path.name, start, Staging(room * PAGE).shares([SIZE + PAGE])[0], lambda _: None)
+        share = Staging(room * PAGE).shares([SIZE + PAGE])[0]
+        sink = Sink(writer, Place(path.name, start, 0, SIZE + PAGE), share, lambda _: None)
         for first, last in pairwise([0, *sorted(borders), len(items)]):
             whole = (last - first) // columns * columns
             wide = np.zeros((whole // columns, columns + 2), np.uint16)  # not contiguous, as after a column cut
@@ -104,6 +156,7 @@ def test_what_a_sink_takes_is_written_and_hashed(
         sink.zeros(PAGE)
         assert sink.seen == SIZE + PAGE
         digest = whole_digest(sink.finish())
+        writer.finish()
     assert path.read_bytes() == bytes(start) + DATA + bytes(PAGE)
     assert digest.xxh3 == xxhash.xxh3_128_hexdigest(DATA + bytes(PAGE))
 
