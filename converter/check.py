@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import xxhash
@@ -17,20 +16,19 @@ from converter.backward.gather import Shards
 from converter.backward.planned import departures
 from converter.backward.recomputed import conversions
 from converter.findings import CheckResult, Failure, summed_up
+from converter.hashes import compare_hashes
 from converter.output.carry import PLAN, SOURCE
 from converter.output.parts import is_leftover, unfinished_words
 from converter.output.sums import SUMS
 from converter.sources.opening import open_source
 from converter.sources.source import Source
-from converter.streams.hashing import CHUNK, file_digest
-from converter.streams.reading import Reader
-from converter.streams.workers import Meter, Progress, run_all
+from converter.streams.hashing import file_digest
+from converter.streams.workers import Meter, Progress
 from shard_plans.checkpoints.headers import Kinds, read_header
 from shard_plans.checkpoints.regular import open_regular
 from shard_plans.documents.manifest import (
     ROOT,
     Manifest,
-    ManifestTensor,
     ShardManifest,
     read_manifest,
     read_shard_manifest,
@@ -40,9 +38,6 @@ from shard_plans.documents.stored import open_stored
 from shard_plans.errors import CheckpointError, ManifestError, ReshardError
 
 __all__ = ["CheckResult", "Failure", "check"]
-
-RUN = 64 << 20
-"""Bytes that one thread reads in a row, at most; whole chunks."""
 
 
 def check(out: Path, deep: Path | None = None, workers: int = 4, progress: Progress | None = None) -> CheckResult:
@@ -76,7 +71,7 @@ def check(out: Path, deep: Path | None = None, workers: int = 4, progress: Progr
     broken = [failure for manifest in manifests for failure in _frame(out, manifest)]
     total = sum(tensor.nbytes for manifest in manifests for tensor in manifest.tensors)
     meter = Meter(total + (checkpoint.total_bytes if checkpoint else 0), progress)
-    failures += unread + broken + _tensors(out, manifests, workers, meter)
+    failures += unread + broken + compare_hashes(out, manifests, workers, meter)
     if not unread:
         shards = Shards(out, root, manifests)
         failures += disagreements(shards)
@@ -177,88 +172,3 @@ def _frame(out: Path, manifest: ShardManifest) -> Iterator[Failure]:
             yield Failure(name, t.name, f"the header describes it differently from the manifest, which has {expected}")
     for left in found_tensors:
         yield Failure(name, left, "is in the header, but not in the manifest")
-
-
-def _tensors(out: Path, manifests: list[ShardManifest], workers: int, meter: Meter) -> list[Failure]:
-    """Tensors whose bytes don't have the digest stated."""
-    failures: list[Failure] = []
-
-    @contextmanager
-    def worker() -> Iterator[Reader]:
-        with Reader(out, ManifestError, room=CHUNK) as reader:
-            yield reader
-
-    def work(reader: Reader, run: _Run) -> None:
-        spans = [_span(run.manifest, piece) for piece in run.pieces]
-        reader.expect(run.manifest.file, [(spans[0][0], spans[-1][1])])
-        for piece in run.pieces:
-            try:
-                failures.extend(_chunks(reader, run.manifest, piece))
-            except ManifestError as error:
-                failures.append(Failure(run.manifest.file, piece.tensor.name, str(error)))
-        reader.forget()
-        meter.add(sum(stop - start for start, stop in spans))
-
-    run_all(_runs(out, manifests), worker, work, workers)
-    return failures
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Some chunks of a tensor: bytes `start` to `stop` of it."""
-
-    tensor: ManifestTensor
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Pieces of tensors that follow one another in a file."""
-
-    manifest: ShardManifest
-    pieces: list[_Piece]
-
-
-def _span(manifest: ShardManifest, piece: _Piece) -> tuple[int, int]:
-    """Where the piece lies in the file."""
-    start = manifest.header_size + piece.tensor.offset
-    return start + piece.start, start + piece.stop
-
-
-def _runs(out: Path, manifests: list[ShardManifest]) -> Iterator[_Run]:
-    """All tensors that lie in their file whole, in runs that one thread reads; others were reported with the file."""
-    for manifest in manifests:
-        path = out / manifest.file
-        size = path.stat().st_size if path.is_file() else 0
-        run, end = _Run(manifest, []), 0
-        for tensor in sorted(manifest.tensors, key=lambda tensor: tensor.offset):
-            if manifest.header_size + tensor.offset + tensor.nbytes > size:
-                continue
-            for start in range(0, max(tensor.nbytes, 1), RUN):
-                piece = _Piece(tensor, start, min(start + RUN, tensor.nbytes))
-                first, stop = _span(manifest, piece)
-                if run.pieces and (first != end or stop - _span(manifest, run.pieces[0])[0] > RUN):
-                    yield run
-                    run = _Run(manifest, [])
-                run.pieces.append(piece)
-                end = stop
-        if run.pieces:
-            yield run
-
-
-def _chunks(reader: Reader, manifest: ShardManifest, piece: _Piece) -> Iterator[Failure]:
-    """The chunks of a piece that don't have their digest."""
-    tensor, start = piece.tensor, manifest.header_size + piece.tensor.offset
-    for first in range(piece.start, max(piece.stop, piece.start + 1), CHUNK):
-        number, stop = first // CHUNK, min(first + CHUNK, piece.stop)
-        state, at = xxhash.xxh3_128(), first
-        while at < stop:
-            view = reader.some(manifest.file, start + at, stop - at)
-            state.update(view)
-            at += len(view)
-        found = state.hexdigest()
-        stated = tensor.chunks[16 * number : 16 * number + 16].hex() if tensor.chunks else tensor.xxh3
-        if found != stated:
-            where = f"chunk {number}, bytes {start + first} to {start + stop} of the file"
-            yield Failure(manifest.file, tensor.name, f"{where}: its digest is {found}, the manifest states {stated}")

@@ -116,9 +116,8 @@ def report(size: int, rounds: list[dict[str, float]], options: argparse.Namespac
     copy = ratio("raw direct copy", "convert seconds")
     read = ratio("raw direct read", "check seconds")
     bytewise = copy * (size + written) / 2 / size
-    print(
-        f"convert at {copy:.2f} of a raw direct copy ({bytewise:.2f} by bytes moved), peak {most('convert peak'):.0f} MiB"
-    )
+    print(f"convert at {copy:.2f} of a raw direct copy ({bytewise:.2f} by bytes moved)", end=", ")
+    print(f"peak {most('convert peak'):.0f} MiB")
     print(f"check at {read:.2f} of a raw read, peak {most('check peak'):.0f} MiB")
     if options.plain:
         times = middle("load all, then save_file") / middle("convert seconds")

@@ -145,6 +145,6 @@ def test_a_flip_that_is_not_looked_for_is_not_found(tmp_path: Path, monkeypatch:
     """The negative control: without the digests of tensors the harness fails."""
     source = write_little(tmp_path / "source", CONFIGS["llama"], little("llama"))
     converted(source, tmp_path / "out")
-    monkeypatch.setattr("converter.check._chunks", lambda *_: iter(()))
+    monkeypatch.setattr("converter.hashes._chunks", lambda *_: iter(()))
     with pytest.raises(AssertionError):
         flip_and_look(tmp_path / "out", random.Random(0), 9)

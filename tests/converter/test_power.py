@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from converter.check import check
-from converter.output.partial import sync
+from converter.output.partial import sync_all
 from tests.conftest import MakeCheckpoint
 from tests.tools import crash, power
 from tests.tools.converted import contents, converted
@@ -68,12 +69,11 @@ def test_without_syncing_the_loss_is_seen(
 ) -> None:
     """The negative control: shard files get their names before their bytes are safe."""
 
-    def careless(path: Path) -> None:
-        if ".safetensors" not in path.name:
-            sync(path)
+    def careless(paths: Sequence[Path]) -> None:
+        sync_all([path for path in paths if ".safetensors" not in path.name])
 
-    monkeypatch.setattr("converter.output.partial.sync", careless)
-    monkeypatch.setattr("converter.forward.move.sync", careless)
+    monkeypatch.setattr("converter.output.partial.sync_all", careless)
+    monkeypatch.setattr("converter.forward.move.sync_all", careless)
     right = []
     for seed in range(3):
         for number, state in enumerate(states_of(tiny(NAME), tmp_path / f"here-{seed}", random.Random(seed), 1.0)):

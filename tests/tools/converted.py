@@ -49,7 +49,7 @@ def converted(
 def small_chunks(patch: pytest.MonkeyPatch, size: int) -> None:
     """Let chunks be that small, so that tiny tensors have many."""
     modules = (
-        "check", "streams.hashing", "forward.move", "forward.units", "forward.conversion", "sources.holdings",
+        "hashes", "streams.hashing", "forward.move", "forward.units", "forward.conversion", "sources.holdings",
         "sources.proof",
     )  # fmt: skip
     for module in (*(f"converter.{name}" for name in modules), "shard_plans.documents.shard_manifest"):
