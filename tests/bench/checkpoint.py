@@ -117,7 +117,7 @@ def make_deepseek(folder: Path, gigabytes: float) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
-def make_kimi(folder: Path, layers: int = 2, filled: int = 4 << 30) -> None:
+def make_kimi(folder: Path, layers: int = 2, filled: int = 2 << 30) -> None:
     """The first layers of Kimi K3 in full size. The first `filled` bytes of each file's data are seeded, then holes."""
 
     def change(config: dict[str, Any]) -> None:
