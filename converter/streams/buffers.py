@@ -18,7 +18,8 @@ def aligned(size: int) -> Bytes:
     """New zeroed memory of `size` bytes that begins at a page; given back when the last view of it goes."""
     # A plain mmap(-1) is a shared mapping, which is slower to fill.
     large = size >= HUGE and hasattr(mmap, "MADV_HUGEPAGE")
-    room = mmap.mmap(-1, max(size, PAGE) + (HUGE if large else 0), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = -(-size // HUGE) * HUGE + HUGE if large else max(size, PAGE)  # the last page is a large one too
+    room = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory: Bytes = np.frombuffer(room, np.uint8)
     start = 0
     if large:

@@ -18,6 +18,8 @@ Q_LORA, KV_LORA, NOPE, ROPE, V_DIM, FFN = 768, 512, 128, 64, 128, 6144
 PART = 1 << 30
 """Bytes of a file of the checkpoint."""
 STEP = 8 << 20
+LARGE = 1 << 20
+"""Bytes of a tensor that may hold anything; among smaller ones are some that a table says are zero."""
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
 
 
@@ -118,7 +120,7 @@ def make_deepseek(folder: Path, gigabytes: float) -> None:
 
 
 def make_kimi(folder: Path, layers: int = 2, filled: int = 2 << 30) -> None:
-    """The first layers of Kimi K3 in full size. The first `filled` bytes of each file's data are seeded, then holes."""
+    """The first layers of Kimi K3 in full size: large tensors at the front of each file are seeded, the rest holes."""
 
     def change(config: dict[str, Any]) -> None:
         config["text_config"]["num_hidden_layers"] = layers
@@ -127,9 +129,14 @@ def make_kimi(folder: Path, layers: int = 2, filled: int = 2 << 30) -> None:
     random = np.random.default_rng(0)
     for path in sorted(folder.glob("*.safetensors")):
         with open(path, "r+b") as file:
-            start = 8 + int.from_bytes(file.read(8), "little")
-            stop = min(path.stat().st_size, start + filled)
-            file.seek(start)
-            for place in range(start, stop, STEP):
-                file.write(random.bytes(min(STEP, stop - place)))
+            length = int.from_bytes(file.read(8), "little")
+            entries = json.loads(file.read(length))
+            entries.pop("__metadata__")
+            for start, stop in (entry["data_offsets"] for entry in entries.values()):
+                if stop - start < LARGE or stop > filled:
+                    continue
+                file.seek(8 + length + start)
+                for place in range(start, stop, STEP):
+                    file.write(random.bytes(min(STEP, stop - place)))
+            file.flush()
             os.fsync(file.fileno())
