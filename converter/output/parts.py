@@ -89,8 +89,11 @@ def record_done(folder: Path, part: Part, files: Sequence[ManifestFile]) -> None
 def read_done(folder: Path, count: int) -> dict[int, tuple[ManifestFile, ...]]:
     """What each finished part made, by its number."""
     found = {}
+    there = {path.name for path in folder.glob("conversion-*.done")}  # looked for once, however many parts are claimed
     for number in range(1, count + 1):
         path = folder / f"{Part(number, count).stem}.done"
+        if path.name not in there:
+            continue
         try:
             listed = load_json(read_regular(path, RECORD_LIMIT).decode("ascii"), "it")
             found[number] = tuple(_recorded(*entry) for entry in listed)

@@ -16,6 +16,7 @@ import xxhash
 from converter.check import check
 from converter.output.journal import Journal, head
 from converter.output.parts import Part, read_done
+from shard_plans.checkpoints.regular import read_regular
 from shard_plans.documents.plan_check import check_plan
 from shard_plans.documents.shard_manifest import parse_shard_manifest
 from shard_plans.errors import (
@@ -69,6 +70,19 @@ def test_a_marker_is_no_reason_to_look_for_a_billion_parts(tmp_path: Path, marke
         (tmp_path / "conversion.partial").write_text(text)
         with pytest.raises(ManifestError, match=r"isn't finished$"):
             check(tmp_path)
+
+
+def test_many_parts_are_not_looked_for_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "conversion-2-of-100000.done").write_text("[]")
+    opened: list[Path] = []
+
+    def read(path: Path, limit: int) -> bytes:
+        opened.append(path)
+        return read_regular(path, limit)
+
+    monkeypatch.setattr("converter.output.parts.read_regular", read)
+    assert read_done(tmp_path, 100_000) == {2: ()}
+    assert len(opened) == 1
 
 
 def test_a_pipe_in_place_of_a_marker_isn_t_waited_for(source: Path, tmp_path: Path) -> None:
