@@ -15,7 +15,11 @@ def show_convert(result: ConvertResult) -> None:
     console = out()
     show_precision(result.converted)
     if result.part is not None:
-        left = f"missing: parts {format_ids(result.missing)}" if result.missing else "nothing is missing"
+        left = (
+            f"missing: part{'s' * (len(result.missing) > 1)} {format_ids(result.missing)}"
+            if result.missing
+            else "nothing is missing"
+        )
         console.print(f"part {result.part} is made; {left}")
         if not result.bytes_written and not result.bytes_kept:
             return
@@ -24,8 +28,8 @@ def show_convert(result: ConvertResult) -> None:
         return
     rate = result.bytes_written / result.seconds if result.seconds else 0.0
     console.print(
-        f"{result.tensors:,} tensors for {result.ranks} ranks: read {size(result.bytes_read)}, wrote "
-        f"{size(result.bytes_written)} in {result.seconds:.1f} s ({size(rate)}/s)"
+        f"{result.tensors:,} tensors for {result.ranks} rank{'s' * (result.ranks != 1)}: "
+        f"read {size(result.bytes_read)}, wrote {size(result.bytes_written)} in {result.seconds:.1f} s ({size(rate)}/s)"
     )
     if result.bytes_kept:
         console.print(f"{size(result.bytes_kept)} were there already, from an interrupted conversion, and are right")

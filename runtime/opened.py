@@ -38,11 +38,12 @@ class Opened:
 def open_output(out: Path) -> Opened:
     """Read the documents of `out`, each checked against the digest that the root manifest states.
 
-    Raises ManifestError where one is missing, was changed, or belongs elsewhere, RuntimeFault where ranks are missing.
+    Raises ManifestError where one is missing, was changed, or belongs elsewhere, RuntimeFault where ranks are missing
+    or the layout is another loader's.
     """
     root = read_manifest(out)
     if root.layout != NATIVE:
-        raise ManifestError(
+        raise RuntimeFault(
             f"{out} has the layout {root.layout}, verify-and-run reads {NATIVE}; convert without --layout to verify "
             f"the plan, and compare the bytes of this folder with reshard check --deep"
         )

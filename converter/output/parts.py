@@ -125,4 +125,5 @@ def unfinished_words(folder: Path) -> str:
         return ""
     if not missing:
         return f": all {count} parts are made, but the manifest isn't; give the command of any part again"
-    return f": of its {count} parts {format_ids(missing)} are missing"
+    noun, verb = ("part", "is") if len(missing) == 1 else ("parts", "are")
+    return f": {noun} {format_ids(missing)} of {count} {verb} missing"

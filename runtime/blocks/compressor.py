@@ -30,8 +30,8 @@ def compress(
     wide = ctx.accumulate()
     place = dense(take(weights, f"{group}.pos"), wide)
     expect_shape(f"{group}.pos", place, (every, kv.shape[1]))
-    values = kv[: windows * every].view(windows, every, -1)
-    scores = gate[: windows * every].view(windows, every, -1).to(wide) + place
+    values = kv[: windows * every].view(windows, every, kv.shape[1])
+    scores = gate[: windows * every].view(windows, every, kv.shape[1]).to(wide) + place
     if overlap == 2:
         values = _with_previous(values, width, 0.0)
         scores = _with_previous(scores, width, float("-inf"))

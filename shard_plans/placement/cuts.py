@@ -116,9 +116,10 @@ def _values(taken: list[Taken], parameter: Parameter) -> tuple[tuple[Cut, ...], 
     fold = parameter.format.fold if parameter.format is not None else 1
     step = parameter.format.pack * fold if parameter.format is not None else 1
     last = taken[-1]
-    if any(border % step for run in last.runs for border in run):
+    inside = next((border for run in last.runs for border in run if border % step), None)
+    if inside is not None:
         raise PlanError(
-            f"{parameter.parts[0].pattern}: this plan cuts its columns at {last.runs}, inside {step} values that are "
+            f"{parameter.parts[0].pattern}: this plan cuts its columns at {inside}, inside {step} values that are "
             f"stored together; choose a smaller tp or etp"
         )
     inner = (fold,) if fold > 1 else ()

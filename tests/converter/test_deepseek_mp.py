@@ -16,7 +16,7 @@ from converter.check import check
 from converter.restore import restore
 from converter.verbs import convert
 from runtime.opened import open_output
-from shard_plans.errors import ManifestError, PlanError
+from shard_plans.errors import PlanError, RuntimeFault
 from tests.checkpoints.store import read_tensors
 from tests.conftest import MakeCheckpoint
 from tests.tools.converted import contents
@@ -160,5 +160,5 @@ def test_block_counts_that_do_not_divide_are_refused(tiny: MakeCheckpoint, tmp_p
 
 def test_verify_and_run_names_the_layout(tiny: MakeCheckpoint, tmp_path: Path) -> None:
     convert(tiny("deepseek_v3_wide"), tmp_path / "out", tp=1, ep=1, layout="deepseek-mp")
-    with pytest.raises(ManifestError, match="has the layout deepseek-mp, verify-and-run reads reshard"):
+    with pytest.raises(RuntimeFault, match="has the layout deepseek-mp, verify-and-run reads reshard"):
         open_output(tmp_path / "out")

@@ -103,6 +103,16 @@ def test_step_after_step_is_the_same(name: str, tiny: MakeCheckpoint, tmp_path: 
         assert relative(scores, reference["logits"][0]) < LIMIT
 
 
+@pytest.mark.parametrize("name", STEPS)
+def test_a_prompt_shorter_than_any_window(name: str, tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    """Nothing is compressed, and no block is full, before there are tokens enough."""
+    source, out = tiny(name), tmp_path / "out"
+    convert_tiny(source, out, {"tp": 2})
+    reference = expected(source)
+    for scores in run_output(out, reference["input_ids"][0][:5], chunks=[2, 1, 1, 1]).logits:
+        assert relative(scores, reference["logits"][0][:5]) < LIMIT
+
+
 def assert_restored(source: Path, back: Path) -> None:
     """Weight files, index and carried files come back byte for byte; nothing else does."""
     for path in sorted(back.iterdir()):
