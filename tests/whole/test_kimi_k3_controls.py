@@ -141,9 +141,11 @@ def normed_before(
     return column_linear(ctx, weights, "moe.latent_up", (shares[..., None] * y).sum(1))
 
 
-def rounded(words: Mapping[str, Any], topk: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Routing:
+def rounded(
+    words: Mapping[str, Any], topk: int, x: Tensor, weight: Tensor, bias: Tensor | None, given: Tensor | None = None
+) -> Routing:
     """The router's bias as bfloat16 keeps it."""
-    return route(words, topk, x, weight, None if bias is None else bias.bfloat16().to(bias.dtype))
+    return route(words, topk, x, weight, None if bias is None else bias.bfloat16().to(bias.dtype), given)
 
 
 def swapped(words: Mapping[str, Any], gate: Tensor, up: Tensor) -> Tensor:
