@@ -27,6 +27,10 @@ INDEX_BLOCK = 128
 UNSURE = (1.0, 7230 / 3850, 9375 / 3850)
 """Compressed attention: two public logs of DeepSeek-V4-Flash show 7,230 and 9,375 bytes a token where the formulas make
 3,850; pages shared by layers of several kinds explain a part. The low, typical and high factor."""
+UNSURE_SOURCE = (
+    "low is the formula, typical and high are what two public logs of DeepSeek-V4-Flash show for it: 7,230 and 9,375 "
+    "bytes a token where the formulas make 3,850"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from shard_plans.families.model import Layer, Model
 from shard_plans.memory.activations import activations, arriving_rows, expert_row, logits, step_tokens, stream
 from shard_plans.memory.amount import ENDS, NOTHING, Amount, exactly, total
 from shard_plans.memory.buffers import communication
-from shard_plans.memory.caches import cached, kept
+from shard_plans.memory.caches import UNSURE_SOURCE, cached, kept
 from shard_plans.memory.engine import load_engine
 from shard_plans.memory.vision import encoder_cache, image_tokens, tower_activations
 from shard_plans.memory.workload import Workload
@@ -65,7 +65,7 @@ def stage_items(model: Model, grid: Grid, workload: Workload, stage: int, layers
     run = [layer for layer in model.layers[layers[0] : layers[1]] if not layer.mtp]
     items = []
     for layer, amounts in _caches(run, model, grid, workload):
-        items += [Item("kv_cache", operator, layer, amount) for operator, amount in amounts]
+        items += [Item("kv_cache", operator, layer, amount, source) for operator, amount, source in amounts]
     items += _activation_items(run, model, grid, workload, stage)
     items += [
         Item("communication", operator, None, exactly(held))
@@ -96,12 +96,16 @@ def _key(layer: Layer) -> tuple[tuple[str, str], ...]:
 
 def _caches(
     run: Iterable[Layer], model: Model, grid: Grid, workload: Workload
-) -> Iterable[tuple[int, list[tuple[str, Amount]]]]:
-    known: dict[object, list[tuple[str, Amount]]] = {}
+) -> Iterable[tuple[int, list[tuple[str, Amount, str]]]]:
+    """Layer -> operator, bytes, and where a range is from."""
+    known: dict[object, list[tuple[str, Amount, str]]] = {}
     for layer in run:
         key = _key(layer)
         if key not in known:
-            known[key] = [(each.operator, cached(each, grid, workload)) for each in kept(layer, model, grid, workload)]
+            known[key] = [
+                (each.operator, cached(each, grid, workload), "" if each.certain else UNSURE_SOURCE)
+                for each in kept(layer, model, grid, workload)
+            ]
         yield layer.index, known[key]
 
 

@@ -26,7 +26,7 @@ WORDS = {
 def page_data(binding: Binding, found: Found) -> dict[str, Any]:
     """Everything that the page's scripts draw; a plan without a cluster has no limit to draw."""
     plan = found.plan
-    payload = Payload(binding, plan.strict_blocks)
+    payload = Payload(binding, plan.strict_blocks, plan.weights)
     return {
         **found_json(found),
         "model": {
@@ -47,6 +47,7 @@ def page_data(binding: Binding, found: Found) -> dict[str, Any]:
                 "low": item.amount.low,
                 "typical": item.amount.typical,
                 "high": item.amount.high,
+                "source": item.source or None,
             }
             for lines in stage_lines(payload, plan, "operator")
             for item in lines.items

@@ -124,6 +124,16 @@ def test_the_command_shows_the_lines(tiny: MakeCheckpoint, run_cli: RunCli, by: 
     assert all(line["source"] for line in found["lines"] if by == "operator" and line["low"] < line["high"])
 
 
+def test_every_range_has_its_source(tiny: MakeCheckpoint) -> None:
+    for engine in ("reshard", "vllm", "sglang"):
+        binding = bound(tiny("deepseek_v4"))
+        plan = replace(make_plan(binding), workload=Workload(64, 4, engine=engine))
+        ranges = [item for item in grouped(rank_items(Payload(binding), plan, 0), "operator") if item.source]
+        assert "compressed keys and values" in {item.operator for item in ranges}
+        items = rank_items(Payload(binding), plan, 0)
+        assert all(bool(item.source) for item in items if item.amount.low < item.amount.high)
+
+
 def test_every_rule_is_used_by_some_code() -> None:
     """A rule that no code reads would be a claim that changes nothing."""
     folder = FOLDER.parent

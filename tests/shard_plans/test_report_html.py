@@ -64,6 +64,16 @@ def test_the_data_are_those_of_the_plan(moe: tuple[Binding, Found]) -> None:
     assert [layer for layer, _ in placed["layers"]] == [layer.index for layer in binding.model.layers]
 
 
+def test_other_formats_are_those_of_the_plan(moe: tuple[Binding, Found]) -> None:
+    binding, _ = moe
+    found = explore(binding, parse_cluster("1x2:h100"), {"tp": 1, "ep": 2}, LOAD, weights={"experts": "fp32"})
+    assert found.plan.ledger is not None
+    data = page_data(binding, found)
+    held = sum(line["high"] for line in data["operators"] if line["component"] == "weights" and line["stage"] == 0)
+    assert held == found.plan.ledger[0].weights and data["weights"] == {"experts": "fp32"}
+    assert all(line["source"] for line in data["operators"] if line["low"] < line["high"])
+
+
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3_mtp"])
 def test_curves_go_through_the_plan_and_meet_the_limit(tiny: MakeCheckpoint, family: str) -> None:
     binding = bound(tiny(family))
@@ -127,7 +137,7 @@ SEEN = """(() => {
     rects: document.querySelectorAll("#bars rect").length, limits: document.querySelectorAll("svg .limit").length,
     charts: document.querySelectorAll("#curves svg").length, all, some, told, none, names, sizes, first,
     last: text("experts-told"), canvas: canvas && [canvas.width, canvas.height], verdict: text("verdict"),
-    others: rows("alternatives"), remedies: text("remedies"), images: document.images.length, before, after,
+    summary: text("summary"), sources: text("sources"), others: rows("alternatives"), remedies: text("remedies"), images: document.images.length, before, after,
     over: document.documentElement.scrollWidth - window.innerWidth, fits: document.getElementById("verdict").className,
   };
 })()"""
@@ -146,7 +156,8 @@ def test_in_a_browser(moe: tuple[Binding, Found], tmp_path: Path, width: int, da
     assert seen["names"] == sorted(seen["names"], key=str.lower) and seen["sizes"] == sorted(seen["sizes"])[::-1]
     assert "redundant copies" in seen["first"] and "redundant" not in seen["last"]  # only layer 0 was dealt by load
     assert "ranks 4 to 7" in seen["last"] and seen["canvas"][0] % data["experts_by_slot"]["count"] == 0
-    assert seen["fits"] == "yes" and "Fits" in seen["verdict"]
+    assert seen["fits"] == "yes" and "Fits" in seen["verdict"] and "precision" not in seen["summary"]
+    assert "fragmentation: two boots" in seen["sources"]
     assert seen["over"] <= 0  # nothing makes the page itself scroll sideways
     light, night = ("rgb(255, 255, 255)", "rgb(20, 23, 26)")
     assert (seen["before"], seen["after"]) == ((night, light) if dark else (light, night))
@@ -159,9 +170,12 @@ def test_hostile_names_stay_text(moe: tuple[Binding, Found], tmp_path: Path) -> 
     data["rejected"] = [{"tp": 1, "pp": 1, "grids": 1, "reason": "cut", "detail": HOSTILE}]
     data["remedies"] = [{"kind": HOSTILE, "text": HOSTILE, "value": None}]
     data["assumptions"] = [HOSTILE]
+    data["weights"] = {HOSTILE: HOSTILE}
+    data["operators"][1]["source"] = HOSTILE
     data["alternatives"] = []
     seen = examine(make_page(data), SEEN, tmp_path)
     assert seen["faults"] == [] and seen["images"] == 0 and HOSTILE in seen["remedies"]
+    assert f"In another precision: {HOSTILE} as {HOSTILE}." in seen["summary"] and HOSTILE in seen["sources"]
 
 
 @in_a_browser

@@ -4,9 +4,11 @@
   const sizes = report.parallel;
   const load = report.workload;
   const cluster = report.cluster ? `${report.cluster.nodes} x ${report.cluster.cards} ${report.cluster.card}` : "no cluster";
+  const formats = Object.entries(report.weights).map(([group, format]) => `${group} as ${format}`);
   put("summary", `${report.model.family}: ${number(report.model.tensors)} tensors, ${bytes(report.model.bytes)}, on ${cluster}. ` +
     `tp ${sizes.tp}, pp ${sizes.pp}, dp ${sizes.dp}, ep ${sizes.ep}, etp ${sizes.etp}. ` +
-    `Context ${number(load.context)}, ${number(load.concurrency)} sequences, KV cache ${load.kv_dtype}, rules of ${load.engine}.`);
+    `Context ${number(load.context)}, ${number(load.concurrency)} sequences, KV cache ${load.kv_dtype}, rules of ${load.engine}.` +
+    (formats.length ? ` In another precision: ${formats.join(", ")}.` : ""));
   const worst = ranks.reduce((a, b) => (a.limit - a.total <= b.limit - b.total ? a : b));
   const left = worst.limit - worst.total;
   const verdict = document.getElementById("verdict");

@@ -40,5 +40,7 @@
     show();
   });
   put("operators", make("table", {}, make("thead", {}, make("tr", {}, ...heads)), body));
+  const sources = new Map(report.operators.filter((row) => row.source).map((row) => [row.operator, row.source]));
+  put("sources", ...[...sources].map(([operator, source]) => make("li", {}, `${operator}: ${source}`)));
   show();
 }
