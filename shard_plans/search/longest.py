@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from shard_plans.memory.limits import longest_context as model_limit
 from shard_plans.search.space import Space
@@ -20,7 +19,7 @@ def context_limit(space: Space) -> int:
 def longest_context(space: Space) -> Space:
     """The space whose context is the longest that fits at its concurrency; itself where not one token fits."""
     longest = most(lambda tokens: space.under(context=tokens).fits(), context_limit(space))
-    return space if longest == 0 else replace(space, workload=replace(space.workload, context=longest))
+    return space if longest == 0 else space.under(context=longest)
 
 
 def highest_concurrency(space: Space, limit: int = 1 << 20) -> int:

@@ -59,8 +59,8 @@ def cards(space: Space, best: Best) -> Remedy:
     fitting = best(asked)
     return Remedy(
         "cards",
-        f"{_cluster(asked)} fit at this workload: {_grid(fitting)}, the fullest rank needs {size(fitting.need)} of "
-        f"{size(asked.room)}",
+        f"{_cluster(asked)} {'fit' if asked.cluster.world > 1 else 'fits'} at this workload: {_grid(fitting)}, the "
+        f"fullest rank needs {size(fitting.need)} of {size(asked.room)}",
         asked.cluster.world,
     )
 
@@ -114,7 +114,10 @@ def _words(space: Space, best: Best) -> Iterator[Remedy]:
             yield Remedy(kind, f"{words} fits: {_grid(found)}, {size(found.need)} of {size(space.room)}", value)
         elif kind == "kv_dtype":
             least = changed.roomiest().need
-            text = f"{words} isn't enough: {size(least)} instead of {size(need)}, {size(space.room)} may be taken"
+            text = (
+                f"{words} isn't enough: the fullest rank needs {size(least)}, {size(max(0, need - least))} less; "
+                f"{size(space.room)} may be taken"
+            )
             yield Remedy(kind, text)
 
 
@@ -153,20 +156,22 @@ def offloading(space: Space, closest: Plan) -> Iterator[Remedy]:
         )
         yield Remedy("offload", text)
         return
-    have = f", of {size(host * space.cluster.cards)} that the node has" if host is not None else ""
+    node = None if host is None else host * space.cluster.cards
+    enough = node is None or found.node_bytes <= node
+    have = "" if node is None else f", {'of' if enough else 'more than the'} {size(node)} that the node has"
     text = (
-        f"with cold experts in host memory it fits {where}: the fullest card (rank {worst.rank}) pushes out "
-        f"{worst.experts:,} of its {worst.held:,} experts, {size(worst.bytes)}; its node keeps "
-        f"{size(found.node_bytes)} in host memory{have}"
+        f"with cold experts in host memory it {'fits' if enough else 'would fit'} {where}: the fullest card (rank "
+        f"{worst.rank}) pushes out {worst.experts:,} of its {worst.held:,} experts, {size(worst.bytes)}; its node "
+        f"keeps {size(found.node_bytes)} in host memory{have}"
     )
-    enough = host is None or found.node_bytes <= host * space.cluster.cards
     yield Remedy("offload", text, worst.experts if enough else None)
 
 
 def fewest(space: Space) -> Space | None:
     """The space of the fewest cards that fit: some of a node, or whole nodes; None where none does.
 
-    More cards don't always fit where fewer did, so every number is tried from what the bytes alone rule out.
+    More cards don't always fit where fewer did, so every number is tried from what the bytes alone rule out; beyond 16
+    nodes in larger steps, and then those between the last two.
     """
     space = replace(space, fixed={axis: n for axis, n in space.fixed.items() if axis in ("tp", "etp")})
     held = sum(part.nbytes for p in space.payload.binding.parameters if p.stage != "mtp" for part in p.parts)
@@ -176,17 +181,18 @@ def fewest(space: Space) -> Space | None:
     for number in range(least, each):
         if space.on(1, number).fits():
             return space.on(1, number)
-    nodes, tries = max(1, -(-least // each)), 0
+    nodes, tries, failed = max(1, -(-least // each)), 0, 0
     while nodes * each <= MOST_CARDS and tries < MOST_TRIES:
         if space.on(nodes).fits():
-            return space.on(nodes)
-        nodes, tries = nodes + 1 + nodes // 16, tries + 1
+            passed = range(failed + 1, nodes) if failed else ()  # large steps passed these by
+            return next((found for number in passed if (found := space.on(number)).fits()), space.on(nodes))
+        nodes, tries, failed = nodes + 1 + nodes // 16, tries + 1, nodes
     return None
 
 
 def _cluster(space: Space) -> str:
     found = space.cluster
-    return f"{found.world} cards ({found.nodes}x{found.cards})"
+    return f"{found.world} card{'s' * (found.world > 1)} ({found.nodes}x{found.cards})"
 
 
 def _grid(candidate: Candidate) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from shard_plans.errors import GridError, PlanError
 from shard_plans.families.binding import Binding
@@ -126,9 +127,11 @@ class Space:
         payload = Payload(self.binding, self.payload.strict_blocks, {**self.payload.weights, **weights})
         return replace(self, known={}, payload=payload)
 
-    def under(self, **changes: object) -> Space:
-        """The same question for another workload."""
-        return replace(self, workload=replace(self.workload, **changes))  # type: ignore[arg-type]
+    def under(self, **changes: Any) -> Space:
+        """The same question for another workload; of a context shorter than the shared prefix all is shared."""
+        if "context" in changes:
+            changes = {"prefix": min(self.workload.prefix, changes["context"]), **changes}
+        return replace(self, workload=replace(self.workload, **changes))
 
     def smaller(self) -> Iterator[Space]:
         """The same question for ever more of the cluster's cards: within a node, then whole nodes."""

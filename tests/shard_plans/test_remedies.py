@@ -116,6 +116,32 @@ def test_each_number_is_the_edge(tiny: MakeCheckpoint) -> None:
     assert not explore(binding, replace(half, nodes=number // 2 - 1), workload=LOAD).plan.fits
 
 
+def test_host_memory_that_is_too_small_is_said(k3: Binding) -> None:
+    cluster = parse_cluster("1x8:h100")
+    poor = replace(cluster, card=replace(cluster.card, host_memory=100 * 10**9))
+    said = {host.card.host_memory: by_kind(explore(k3, host).remedies)["offload"] for host in (cluster, poor)}
+    assert "more than the 800 GB that the node has" in said[100 * 10**9].text and "would fit" in said[100 * 10**9].text
+    assert said[100 * 10**9].value is None
+    rich = said[cluster.card.host_memory]
+    assert rich.value and "it fits" in rich.text and "of 2.05 TB that the node has" in rich.text
+
+
+def test_the_fewest_nodes_beyond_sixteen(tiny: MakeCheckpoint) -> None:
+    """Steps grow beyond 16 nodes; the numbers that they pass by are tried too."""
+    asked = space(bound(tiny("llama")), "1x2:80GB", replace(LOAD, concurrency=1 << 22))
+    tight = replace(asked.cluster, card=replace(asked.cluster.card, memory=asked.on(40).roomiest().need))
+    found = fewest(replace(asked, cluster=tight))
+    assert found is not None and 16 < found.cluster.nodes <= 40
+    assert not any(replace(asked, cluster=tight).on(nodes).fits() for nodes in range(1, found.cluster.nodes))
+
+
+def test_a_shared_prefix_is_no_longer_than_the_context(tiny: MakeCheckpoint) -> None:
+    asked = space(bound(tiny("llama")), "1x2:80GB", replace(LOAD, prefix=200))
+    assert asked.under(context=100).workload.prefix == 100 and asked.under(context=256).workload.prefix == 200
+    found = explore(asked.binding, asked.cluster, workload=replace(LOAD, concurrency=16, prefix=200), goal="context")
+    assert found.plan.workload.context > 200 == found.plan.workload.prefix
+
+
 def test_a_cluster_that_no_number_of_cards_helps(tiny: MakeCheckpoint) -> None:
     asked = space(bound(tiny("llama")), "1x2:1MB")
     assert fewest(asked) is None
