@@ -64,7 +64,7 @@ def make_cluster(nodes: int, cards: int, card: Card, what: str) -> Cluster:
 
 
 def parse_card(text: str) -> Card:
-    """A preset's name (case, spaces, `MTT` and `NVIDIA` don't matter) or a size such as 80GB, 80GiB, 79.5GiB."""
+    """A preset's name (case, spaces, `MTT`, `NVIDIA` and `RTX` don't matter) or a size such as 80GB, 80GiB, 79.5GiB."""
     word = text.strip()
     memory = parse_size(word)
     if memory is not None:
@@ -74,8 +74,7 @@ def parse_card(text: str) -> Card:
             raise ClusterError(f"card {brief(text)} has {memory} bytes; at most {LARGEST_MEMORY} can be planned for")
         return Card(word.replace(" ", ""), memory)
     known = known_cards()
-    plain = {_plain(name): name for name in known}
-    name = plain.get(_plain(re.sub(r"(?i)\b(mtt|nvidia|amd|huawei|ascend|instinct|geforce)\b", "", word)))
+    name = {_plain(name): name for name in known}.get(_plain(word))
     if name is None:
         raise ClusterError(
             f"card {brief(text)} is unknown; known: {', '.join(known)}; or give its memory, such as 80GB or 80GiB"
@@ -94,4 +93,5 @@ def parse_size(text: str) -> int | None:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    """A card's name without its maker, line and punctuation."""
+    return re.sub(r"\b(mtt|nvidia|amd|huawei|ascend|instinct|geforce|rtx)\b|[^a-z0-9]", "", name.lower())

@@ -26,6 +26,7 @@ from shard_plans.memory.cluster import parse_card, parse_cluster
         ("1x8:MTT S4000", 8, 48 * 10**9),
         ("1x8:NVIDIA H200", 8, 141 * 10**9),
         ("1x8:RTX 4090", 8, 24 * 10**9),
+        ("1x8:4090", 8, 24 * 10**9),
         ("1x8:Ascend 910B", 8, 64 * 10**9),
     ],
 )
