@@ -74,7 +74,7 @@ def plan_memory_command(
         write_page(model, found, Path(html))
     lines = itemise(model, found.plan, by) if by != "rank" else ()
     where = "CHECKPOINT" if model.alone else checkpoint
-    starts = launches(found.plan, model.model, where) if launch else ()
+    starts = launches(found.plan, model.model, where, plan or output) if launch else ()
     if as_json:
         emit({**found_json(found), **lines_json(by, lines), **(launch_json(starts) if launch else {})})
     else:

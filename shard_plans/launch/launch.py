@@ -14,11 +14,14 @@ from shard_plans.launch.torchrun import reshard_launch
 from shard_plans.launch.vllm import vllm_launch
 
 
-def launches(plan: Plan, model: Model, checkpoint: str) -> tuple[Launch, ...]:
-    """The commands of reshard, vLLM and SGLang for a plan of this model, whose checkpoint lies at `checkpoint`."""
+def launches(plan: Plan, model: Model, checkpoint: str, file: str | None = None) -> tuple[Launch, ...]:
+    """The commands of reshard, vLLM and SGLang for a plan of this model.
+
+    `checkpoint` is the folder of the checkpoint, `file` the file of the plan (None: it was written to none).
+    """
     layers = len(model.forward_layers)
     return (
-        reshard_launch(plan, checkpoint),
+        reshard_launch(plan, checkpoint, file),
         vllm_launch(plan, checkpoint, layers),
         sglang_launch(plan, checkpoint, layers),
     )

@@ -186,4 +186,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     found = json.loads(cli.run("plan-memory", config, "--cluster", "1x8:h200", "--launch", "--json").stdout)
     assert [each["engine"] for each in found["launch"]] == ["reshard", "vllm", "sglang"]
     assert found["launch"][1]["commands"][0]["words"][:2] == ["vllm", "serve"]
+    assert "# note: -o plan.yaml writes the plan" in ran.stdout
+    ran = cli.run("plan-memory", config, "--cluster", "1x8:h200", "--launch", "-o", tmp_path / "my plan.yaml")
+    assert f"shards --plan '{tmp_path / 'my plan.yaml'}'" in ran.stdout and "writes the plan" not in ran.stdout
     assert "launch" not in json.loads(cli.run("plan-memory", config, "--cluster", "1x8:h200", "--json").stdout)
