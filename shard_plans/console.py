@@ -19,7 +19,10 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Table
 
+WIDEST = 1000
+"""Characters of a table's line at most."""
 LINE_EVERY = 5.0
 """Seconds between progress lines where stderr isn't a terminal."""
 
@@ -37,6 +40,13 @@ def out() -> Console:
     """Standard output, for people."""
     terminal = sys.stdout.isatty()
     return Console(highlight=False, soft_wrap=not terminal, width=None if terminal else WIDE)
+
+
+def show_figures(table: Table) -> None:
+    """A table as wide as its figures are, on stdout: what is narrower than it wraps lines, no digit is left out."""
+    console = out()
+    console.width = max(console.width, console.measure(table, options=console.options.update(width=WIDEST)).maximum)
+    console.print(table, crop=False)
 
 
 def remark(text: str) -> None:

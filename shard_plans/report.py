@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from shard_plans.console import out, size
+from shard_plans.console import out, show_figures, size
 from shard_plans.documents.plan import Plan
 from shard_plans.inspect import Inspection
 from shard_plans.memory.amount import ENDS
@@ -43,6 +43,15 @@ def weights_line(weights: Mapping[str, str]) -> str:
     return "weights " + ", ".join(f"{group}: {name}" for group, name in weights.items())
 
 
+def load_line(plan: Plan) -> str:
+    """What the plan is counted for."""
+    load = plan.workload
+    prefix = f", {load.prefix:,} of them shared" if load.prefix else ""
+    where = f" on {plan.cluster.text}" if plan.cluster is not None else ""
+    sequences = f"{load.concurrency:,} sequence{'s' * (load.concurrency > 1)}"
+    return f"for {sequences} of {load.context:,} tokens{prefix}, KV cache {load.kv_dtype}, engine {load.engine}{where}"
+
+
 def show_plan(plan: Plan) -> None:
     """The sizes, a line for each kind of rank, and the verdict."""
     console, sizes = out(), parallel(plan)
@@ -51,6 +60,7 @@ def show_plan(plan: Plan) -> None:
     console.print(f"{size(plan.checkpoint.bytes)} -> {sizes['world']} rank{'s' * (sizes['world'] > 1)}: {named}")
     if plan.weights:
         console.print(weights_line(plan.weights))
+    console.print(load_line(plan))
     rows = plan.ledger or ()
     unit, scale = unit_of(max((row.total for row in rows), default=0))
     table = Table(box=None, pad_edge=False, title=f"{unit} a rank", title_justify="left", title_style="")
@@ -66,7 +76,7 @@ def show_plan(plan: Plan) -> None:
             *numbers,
             style="" if row.headroom >= 0 else "red",
         )
-    console.print(table)
+    show_figures(table)
     if plan.fits is None:
         return
     worst = min(plan.ledger or (), key=lambda row: row.headroom)

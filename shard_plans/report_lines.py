@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 from rich.table import Table
 
-from shard_plans.console import out
+from shard_plans.console import out, show_figures
 from shard_plans.memory.count import Lines
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -48,7 +48,7 @@ def show_lines(by: str, lines: Sequence[Lines]) -> None:
         for name, component, amount, low, high in _rows(by, each):
             spread = "" if low == high else f"{low:,} to {high:,}"
             table.add_row(name, component, f"{amount:,}", spread)
-        out().print(table)
+        show_figures(table)
     if by == "operator":
         ranges = {item.operator: item.source for each in lines for item in each.items if item.source}
         for operator, source in ranges.items():

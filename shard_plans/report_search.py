@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from shard_plans.console import out, size
+from shard_plans.console import out, show_figures, size
 from shard_plans.cost.prediction import Prediction
 from shard_plans.placement.grid import Grid
 from shard_plans.report import plan_json
@@ -55,7 +55,7 @@ def show_found(found: Found, explain: bool = False) -> None:
             f"{found.dealt.imbalance:.2f} times the mean"
         )
     if found.alternatives:
-        _show_alternatives(console, found)
+        _show_alternatives(found)
     if found.rejected:
         _show_rejected(console, found.rejected, explain)
     if found.remedies:
@@ -77,10 +77,11 @@ def _show_prediction(console: Console, found: Prediction, grid: Grid) -> None:
     ]
     if grid.pp > 1:
         parts.append(f"bubble {found.bubble:.0%}")
-    console.print(f"predicted: {'; '.join(parts)}")
+    console.print(f"predicted: {'; '.join(parts[:2])}")
+    console.print(f"           {'; '.join(parts[2:])}")
 
 
-def _show_alternatives(console: Console, found: Found) -> None:
+def _show_alternatives(found: Found) -> None:
     table = Table(box=None, pad_edge=False, title="next best", title_justify="left", title_style="")
     for head in ("tp", "pp", "dp", "ep", "etp", "room", "tokens/s", "prefill/s", "first token", "comm."):
         table.add_column(head, justify="right", no_wrap=True)
@@ -92,7 +93,7 @@ def _show_alternatives(console: Console, found: Found) -> None:
                 row.append(f"{getattr(theirs, name) / getattr(ours, name) - 1:+.1%}")
             row.append(f"{theirs.decode_links:.0%}")
         table.add_row(*row)
-    console.print(table)
+    show_figures(table)
 
 
 def _show_rejected(console: Console, groups: Sequence[Rejected], explain: bool) -> None:

@@ -137,7 +137,8 @@ SEEN = """(() => {
     rects: document.querySelectorAll("#bars rect").length, limits: document.querySelectorAll("svg .limit").length,
     charts: document.querySelectorAll("#curves svg").length, all, some, told, none, names, sizes, first,
     last: text("experts-told"), canvas: canvas && [canvas.width, canvas.height], verdict: text("verdict"),
-    summary: text("summary"), sources: text("sources"), others: rows("alternatives"), remedies: text("remedies"), images: document.images.length, before, after,
+    summary: text("summary"), sources: text("sources"),
+    others: rows("alternatives"), remedies: text("remedies"), images: document.images.length, before, after,
     over: document.documentElement.scrollWidth - window.innerWidth, fits: document.getElementById("verdict").className,
   };
 })()"""

@@ -45,6 +45,24 @@ def test_what_does_not_fit_says_what_would(tiny: MakeCheckpoint, run_cli: RunCli
     assert {"cards", "context", "concurrency", "kv_dtype", "offload"} <= kinds and found["prediction"] is None
 
 
+def test_the_text_says_what_was_planned_for(tiny: MakeCheckpoint, run_cli: RunCli) -> None:
+    at = ("plan-memory", tiny("llama"), "--cluster", "1x4:h100", *SMALL[2:], "--prefix", 32, "--goal")
+    text = run_cli(*at, "context").stdout
+    told = "for 16 sequences of 256 tokens, 32 of them shared, KV cache bf16, engine reshard on 1x4:h100"
+    assert told in text.splitlines()
+    assert "on 1x1:h100" in run_cli(*at, "fewest-cards").stdout
+
+
+def test_no_figure_is_cut_short(tiny: MakeCheckpoint, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    at = ("plan-memory", tiny("mixtral"), "--cluster", "2x4:h100", *SMALL, "--by", "operator")
+    found = run_cli(*at, "--json").json
+    text = run_cli(*at).stdout
+    assert "…" not in text and "device context and libraries" in text
+    for line in found["lines"]:
+        assert f"{line['typical']:,}" in text
+
+
 @pytest.mark.parametrize("goal", ["latency", "context", "fewest-cards"])
 def test_goals(tiny: MakeCheckpoint, run_cli: RunCli, goal: str) -> None:
     load = SMALL if goal != "context" else SMALL[2:]
