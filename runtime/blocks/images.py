@@ -27,10 +27,9 @@ SPOKEN: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "video_attn_type": ("spatial_temporal",),
     },
     "qwen3_vl": {"hidden_act": ("gelu_pytorch_tanh",), "in_channels": (3,)},
+    "clip": {"hidden_act": ("gelu",), "num_channels": (3,)},
 }  # fmt: skip
-"""Towers with a block -> keys of vision_config that may be absent, but if present must hold what the block does."""
-TOWERS = (*SPOKEN, "clip")
-"""Values of the table's word `tower`; those without a block take no image, and run with text alone."""
+"""Tower -> keys of vision_config that may be absent, but if present must hold what its block does."""
 PLACEHOLDERS = ("media_placeholder_token_id", "image_token_id", "image_token_index")
 """How config.json calls the id that stands for a piece of an image."""
 QWEN_EPS = 1e-6
@@ -58,7 +57,7 @@ class Tower:
     merge: tuple[int, int]
     """Rows and columns of patches that become one token."""
     eps: float
-    """Of the projector's norm."""
+    """Of the projector's norm; of all norms but MoonViT's own."""
     placeholder: int
     """The token id whose rows of the embedding the image's tokens replace."""
     kind: str = "moonvit3d"
@@ -72,8 +71,6 @@ def read_tower(model: Model) -> Tower:
     kind = model.words.get("tower")
     if kind is None:
         raise RuntimeFault(f"the model {model.family} has no vision tower, so it can't look at images; give ids alone")
-    if kind not in SPOKEN:
-        raise RuntimeFault(f"no block for tower: {kind}; the runtime has {', '.join(SPOKEN)}; give ids alone")
     config = model.config["vision_config"]
     for key, spoken in SPOKEN[kind].items():
         if config.get(key) is not None and config[key] not in spoken:
@@ -83,9 +80,10 @@ def read_tower(model: Model) -> Tower:
             )
     side = model.sizes["patch"]
     patch: tuple[int, ...] = (3, side, side)
-    if kind == "qwen3_vl":
-        heads, edge = _number(config, "num_heads"), _number(config, "spatial_merge_size")
-        merge, frames, eps, patch = [edge, edge], 1, QWEN_EPS, (3 * model.sizes["frames"] * side * side,)
+    if kind in ("qwen3_vl", "clip"):
+        heads, edge = _number(config, "num_heads", "num_attention_heads"), _number(config, "spatial_merge_size")
+        merge, frames, patch = [edge, edge], 1, (3 * model.sizes["frames"] * side * side,)
+        eps = QWEN_EPS if kind == "qwen3_vl" else _eps(config.get("layer_norm_eps"), "layer_norm_eps")
     else:
         merge = config.get("merge_kernel_size")
         if not isinstance(merge, list) or len(merge) != 2 or not all(_whole(size) for size in merge):
@@ -119,8 +117,12 @@ def placeholder_id(model: Model) -> int | None:
 
 def _projector_eps(model: Model) -> float:
     eps = model.config["vision_config"].get("projector_ln_eps", model.config.get("projection_layer_norm_eps"))
+    return _eps(eps, "projector_ln_eps")
+
+
+def _eps(eps: object, key: str) -> float:
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or eps <= 0:
-        raise RuntimeFault(f"config.json: vision_config.projector_ln_eps is {eps!r}, a number above 0 is wanted")
+        raise RuntimeFault(f"config.json: vision_config.{key} is {eps!r}, a number above 0 is wanted")
     return float(eps)
 
 

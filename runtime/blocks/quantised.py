@@ -12,7 +12,8 @@ from runtime.blocks import int4, mxfp4
 from shard_plans.errors import RuntimeFault
 
 FORMATS = (
-    "fp8_block", "fp8_channel", "int8_channel", "int4_group", "mxfp4_group", "mxfp4_blocks", "nvfp4"
+    "fp8_block", "fp8_channel", "fp8_scale", "int8_channel", "int4_group", "mxfp4_group", "mxfp4_blocks", "fp4_scale",
+    "nvfp4",
 )  # fmt: skip
 """Storage formats (shard_plans/families/tables/_formats.yaml) that can be read."""
 
@@ -27,7 +28,9 @@ def dequantise(
     """
     if format == "mxfp4_blocks":
         values = values.flatten(-2)
-    if format in ("mxfp4_group", "mxfp4_blocks"):
+    if format == "fp4_scale":  # the same bytes under types of their own
+        values, scale = values.view(torch.uint8), scale.view(torch.uint8)
+    if format in ("mxfp4_group", "mxfp4_blocks", "fp4_scale"):
         return mxfp4.decode(values, scale, block[1], dtype)
     if format == "int4_group":
         return int4.decode(values, scale, block[1], dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from runtime.blocks import qwen_vision, vision
+from runtime.blocks import clip, qwen_vision, vision
 from runtime.blocks.beside import Beside
 from runtime.blocks.context import RankContext
 from runtime.blocks.images import Images, read_tower
@@ -21,6 +21,8 @@ def look(ctx: RankContext, weights: LayerWeights, images: Images) -> tuple[Tenso
     try:
         if tower.kind == "qwen3_vl":
             x, deep = qwen_vision.look(ctx, tower, read, images)
+        elif tower.kind == "clip":
+            x = clip.look(ctx, tower, read, images)
         else:
             x = vision.look(ctx, tower, read, images)
         read.refuse_unread()

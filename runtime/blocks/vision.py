@@ -133,11 +133,14 @@ def attention(
     turn: tuple[Tensor, Tensor],
     style: str = "interleaved",
 ) -> Tensor:
-    """Every patch attends to all of its image, frames included: [patches, vt]. Reads NAME.qkv (q|k|v) and NAME.o.
+    """Every patch attends to all of its image: [patches, vt]. Reads NAME.qkv (q|k|v), or NAME.q, k, v; and NAME.o.
 
     `lengths` are the patches of each image, `turn` the cosine and sine of their positions, `style` how pairs lie.
     """
-    qkv = column_linear(ctx, weights, f"{name}.qkv", x)
+    if f"{name}.qkv" in weights:
+        qkv = column_linear(ctx, weights, f"{name}.qkv", x)
+    else:
+        qkv = torch.cat([column_linear(ctx, weights, f"{name}.{role}", x) for role in "qkv"], dim=-1)
     q, k, v = qkv.view(len(x), 3, heads, -1).unbind(1)
     q, k = (rotate(style, part.to(turn[0].dtype), *turn).to(x.dtype) for part in (q, k))
     parts, scale = [], float(q.shape[-1] ** -0.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.blocks.images import TOWERS
+from runtime.blocks.images import SPOKEN
 from runtime.blocks.rope import STYLES
 from runtime.blocks.router import SCORES
 from shard_plans.errors import RuntimeFault
@@ -14,7 +14,7 @@ from shard_plans.families.model import Layer, Model
 MODEL_CHOICES: Mapping[str, tuple[str, ...]] = {
     "stream": ("plain", "attn_res", "hyper"),
     "norm": ("rms", "rms_zero_centred", "rms_cast_last"),
-    "tower": TOWERS,
+    "tower": tuple(SPOKEN),
 }
 MODEL_NUMBERS = frozenset({"eps", "res_block", "streams", "hyper_eps", "sinkhorn"})
 LAYER_CHOICES: Mapping[str, tuple[Any, ...]] = {

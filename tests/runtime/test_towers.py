@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.blocks import projector, qwen_vision, towers, vision
+from runtime.blocks import clip, projector, qwen_vision, towers, vision
 from runtime.blocks.context import single_rank
 from runtime.blocks.images import Images
 from runtime.blocks.places import beside_images, find_places, shift
@@ -25,13 +25,14 @@ CPU = torch.device("cpu")
 GRIDS = {
     "kimi_k25": ((1, 4, 6), (3, 8, 2), (1, 10, 8)),  # smaller than the table of 8 x 8, and larger; with frames
     "qwen3_vl_moe": ((1, 4, 6), (1, 8, 2), (1, 10, 8)),
+    "minimax_m3_vl": ((1, 4, 6), (2, 8, 2), (1, 10, 8)),
 }
 LIMIT = 2e-6
 
 
 def pixels(name: str) -> Tensor:
     patches = sum(math.prod(grid) for grid in GRIDS[name])
-    shape = (3, 14, 14) if name == "kimi_k25" else (3 * 2 * 16 * 16,)
+    shape = {"kimi_k25": (3, 14, 14), "qwen3_vl_moe": (3 * 2 * 16 * 16,), "minimax_m3_vl": (3 * 2 * 14 * 14,)}[name]
     return torch.randn((patches, *shape), generator=torch.Generator().manual_seed(4))
 
 
@@ -79,11 +80,11 @@ def errors(tiny: MakeCheckpoint, theirs: Callable[[str], Any], name: str) -> lis
 @pytest.mark.parametrize("name", GRIDS)
 def test_a_tower_is_what_transformers_computes(name: str, tiny: MakeCheckpoint, theirs: Callable[[str], Any]) -> None:
     found = errors(tiny, theirs, name)
-    assert len(found) == {"kimi_k25": 1, "qwen3_vl_moe": 3}[name]
+    assert len(found) == (3 if name == "qwen3_vl_moe" else 1)
     assert max(found) < LIMIT
 
 
-RESIZE, SQUARES, TURNS = vision.resize, qwen_vision.in_squares, vision.turns
+RESIZE, TURNS, CLIP_TURNS = vision.resize, vision.turns, clip.turns
 MISTAKES: dict[str, tuple[str, Any, str, Any]] = {
     "linear for cubic": (
         "kimi_k25", vision, "resize", lambda table, rows, columns, mode, corners: RESIZE(
@@ -98,6 +99,11 @@ MISTAKES: dict[str, tuple[str, Any, str, Any]] = {
         "kimi_k25", vision, "turns", lambda images, *rest: TURNS(
             replace(images, grids=tuple((t, w, h) for t, h, w in images.grids)), *rest),
     ),
+    "no frames": (
+        "minimax_m3_vl", clip, "turns", lambda ctx, tower, images: CLIP_TURNS(
+            ctx, tower, replace(images, grids=tuple((1, t * h, w) for t, h, w in images.grids))),
+    ),
+    "another axis": ("minimax_m3_vl", clip, "BASE", 1000.0),
     "eps of the norms": ("kimi_k25", vision, "LAYER_EPS", 1e-2),
     "no norm before the projector": ("kimi_k25", projector, "biased_norm", lambda ctx, weights, role, x, eps: x),
 }  # fmt: skip

@@ -17,7 +17,7 @@ from tests.converter.test_architectures import PLANS, QUICK
 from tests.tools.plans import plan_id
 from tests.tools.sharded import convert_tiny, expected, relative
 
-NAMES = ("kimi_k25", "qwen3_vl_moe")
+NAMES = ("kimi_k25", "qwen3_vl_moe", "minimax_m3_vl")
 LIMIT = 1e-5
 FAST = (QUICK[0], len(PLANS) - 1)
 """Two ranks of one stage, and three stages, the second of which adds features of the images."""
