@@ -28,14 +28,12 @@ def look(ctx: RankContext, tower: Tower, weights: LayerWeights, images: Images) 
         name = f"vision.{block}"
         h = biased_norm(ctx, weights, f"{name}.norm0", x, tower.eps)
         x = x + attention(ctx, tower.heads, weights, name, h, lengths, turn, "half")
-        h = functional.gelu(
-            column_linear(ctx, weights, f"{name}.fc0", biased_norm(ctx, weights, f"{name}.norm1", x, tower.eps))
-        )
+        h = biased_norm(ctx, weights, f"{name}.norm1", x, tower.eps)
+        h = functional.gelu(column_linear(ctx, weights, f"{name}.fc0", h))
         x = x + column_linear(ctx, weights, f"{name}.fc1", h)
     x = perceptron(ctx, weights, "vision.proj0", "vision.proj2", x)
-    return perceptron(
-        ctx, weights, "vision.merge0", "vision.merge2", x.view(len(x) // (tower.merge[0] * tower.merge[1]), -1)
-    )
+    squares = x.view(len(x) // (tower.merge[0] * tower.merge[1]), -1)
+    return perceptron(ctx, weights, "vision.merge0", "vision.merge2", squares)
 
 
 def turns(ctx: RankContext, tower: Tower, images: Images) -> tuple[Tensor, Tensor]:

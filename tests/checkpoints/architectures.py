@@ -27,6 +27,23 @@ GPT_OSS = GQA | {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     "rope_parameters": PLAIN_YARN | {"truncate": False},
 }  # fmt: skip
+DEEPSEEK_V4: Config = BASE | {
+    "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 32, "q_lora_rank": 32,
+    "moe_intermediate_size": 32, "n_routed_experts": 16, "n_shared_experts": 1, "num_experts_per_tok": 4,
+    "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 16, "index_head_dim": 16, "index_topk": 2,
+    "partial_rotary_factor": 0.25, "qk_rope_head_dim": 8, "sliding_window": 8, "hc_mult": 2,
+    "hc_sinkhorn_iters": 4, "num_nextn_predict_layers": 0,
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+    "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+    "mlp_layer_types": ["hash_moe", "moe", "moe"],
+}  # fmt: skip
+DEEPSEEK_V4_NAMES = (
+    (r"^model\.", ""),
+    (r"^embed_tokens\.", "embed."),
+    (r"^hc_head\.hc_", "hc_head_"),
+    (r"\.attn\.norm\.", ".attn.kv_norm."),
+)
+DEEPSEEK_V4_FLOAT32 = r"hc_|attn_sink|\.ape$"
 KIMI_K25: Config = TOKENS | {
     "text_config": DEEPSEEK_V3 | NO_GROUPS | {"model_type": "deepseek_v3"},
     "vision_config": {
@@ -90,24 +107,16 @@ ARCHITECTURES: dict[str, Variant] = {
         MLA | INDEXER | NO_GROUPS | {"rope_parameters": ROPE, "indexer_types": ["full", "shared", "full"]},
     ),
     "deepseek_v4": Variant(
+        "deepseek_v4", "DeepseekV4", DEEPSEEK_V4, names=DEEPSEEK_V4_NAMES, float32=DEEPSEEK_V4_FLOAT32
+    ),
+    "deepseek_v4_fp4": Variant(
         "deepseek_v4",
         "DeepseekV4",
-        BASE
-        | {
-            "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 32, "q_lora_rank": 32,
-            "moe_intermediate_size": 32, "n_routed_experts": 16, "n_shared_experts": 1, "num_experts_per_tok": 4,
-            "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 16, "index_head_dim": 16, "index_topk": 2,
-            "partial_rotary_factor": 0.25, "qk_rope_head_dim": 8, "sliding_window": 8, "hc_mult": 2,
-            "hc_sinkhorn_iters": 4, "num_nextn_predict_layers": 0,
-            "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
-            "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
-            "mlp_layer_types": ["hash_moe", "moe", "moe"],
-        },
-        names=(
-            (r"^model\.", ""), (r"^embed_tokens\.", "embed."), (r"^hc_head\.hc_", "hc_head_"),
-            (r"\.attn\.norm\.", ".attn.kv_norm."),
-        ),
-        float32=r"hc_|attn_sink|\.ape$",
+        DEEPSEEK_V4,
+        names=DEEPSEEK_V4_NAMES,
+        float32=DEEPSEEK_V4_FLOAT32,
+        fp8_scale=r"attn\.(wq_a|wq_b|wkv|wo_a|wo_b)\.weight$|shared_experts\.w.\.weight$",
+        fp4_scale=r"ffn\.experts\..*\.weight$",
     ),
     "ernie4_5_moe": Variant(
         "ernie4_5_moe",

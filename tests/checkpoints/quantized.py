@@ -63,6 +63,34 @@ def mxfp4_blocks(name: str, weight: Tensor) -> Quantized:
     return {name + "_blocks": blocks, name + "_scales": (exponent + 127).to(torch.uint8)}, plain
 
 
+def fp8_scale(name: str, weight: Tensor) -> Quantized:
+    """DeepSeek-V4's: NAME F8_E4M3 [R, C], and in the place of `.weight` .scale F8_E8M0 by blocks."""
+    rows, columns = weight.shape
+    block = fp8.BLOCK
+    padded = torch.zeros(-(-rows // block) * block, -(-columns // block) * block)
+    padded[:rows, :columns] = weight
+    tiles = padded.view(len(padded) // block, block, -1, block)
+    exponent = torch.ceil(torch.log2(tiles.abs().amax((1, 3)).clamp(min=1e-12) / 448))
+    grid = torch.exp2(exponent).repeat_interleave(block, 0).repeat_interleave(block, 1)[:rows, :columns]
+    values = (weight / grid).to(torch.float8_e4m3fn)
+    scale = (exponent + 127).to(torch.uint8).view(torch.float8_e8m0fnu)
+    return {name: values, name.removesuffix(".weight") + ".scale": scale}, values.float() * grid
+
+
+def fp4_scale(name: str, weight: Tensor) -> Quantized:
+    """DeepSeek-V4's experts: NAME I8 [R, C/2], low half first, and .scale F8_E8M0 [R, C/32]."""
+    parts, plain = mxfp4_blocks(name, weight.T[None])
+    values, scale = parts[name + "_blocks"][0].flatten(-2), parts[name + "_scales"][0]
+    stored = {name: values.view(torch.int8), name.removesuffix(".weight") + ".scale": scale.view(torch.float8_e8m0fnu)}
+    return stored, plain[0].T.contiguous()
+
+
+def v4_config() -> dict[str, object]:
+    """The `quantization_config` that announces DeepSeek-V4's."""
+    block = [fp8.BLOCK, fp8.BLOCK]
+    return {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": block}
+
+
 def int4_config() -> dict[str, object]:
     """The `quantization_config` that announces INT4 groups."""
     weights = {"num_bits": 4, "type": "int", "group_size": GROUP, "strategy": "group", "symmetric": True}

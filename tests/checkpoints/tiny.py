@@ -43,12 +43,16 @@ def make_tiny(name: str, folder: Path, seed: int = 0) -> None:
         (variant.fp8, quantized.fp8_block, fp8.config()),
         (variant.int4, quantized.int4_group, quantized.int4_config()),
         (variant.mxfp4, quantized.mxfp4_blocks, {"quant_method": "mxfp4"}),
+        (variant.fp8_scale, quantized.fp8_scale, quantized.v4_config()),
+        (variant.fp4_scale, quantized.fp4_scale, quantized.v4_config()),
     ):
         if pattern:
             section = stored_config.get("text_config", stored_config)
             section["quantization_config"] = announced
             stored, dequantized = quantized.store(stored, pattern, scheme)
-            plain = {key: dequantized[key] for key in plain}
+            plain |= {key: dequantized[key] for key in plain if re.search(pattern, key)}
+    if variant.fp4_scale:
+        stored_config["expert_dtype"] = "fp4"
     write_checkpoint(folder, stored, stored_config, variant.files)
     (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}) + "\n")
     model = load(variant, plain, stored_config)

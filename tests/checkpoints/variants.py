@@ -58,6 +58,10 @@ class Variant:
     """The same for INT4 groups."""
     mxfp4: str | None = None
     """The same for gpt-oss's MXFP4."""
+    fp8_scale: str | None = None
+    """The same for DeepSeek-V4's FP8."""
+    fp4_scale: str | None = None
+    """The same for its FP4 experts."""
     classes: tuple[str, str] | None = None
     """Classes of the configuration and of the model, where `model` doesn't give them."""
     names: tuple[tuple[str, str], ...] = ()

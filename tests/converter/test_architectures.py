@@ -29,8 +29,7 @@ PLANS: tuple[dict[str, int], ...] = (
 )  # fmt: skip
 DENSE = ("llama", "qwen2", "qwen3")
 REFUSED = {
-    ("deepseek_v4", 2): "tp 4 doesn't divide groups 2",
-    ("deepseek_v4", 6): "tp 4 doesn't divide groups 2",
+    **{(name, plan): "tp 4 doesn't divide groups 2" for name in ("deepseek_v4", "deepseek_v4_fp4") for plan in (2, 6)},
     **{("gpt_oss_mxfp4", plan): "inside 32 values that are stored together" for plan in (1, 2, 5, 6)},
     **{(name, plan): "has no experts" for name in DENSE for plan in (3, 4, 6)},
 }
