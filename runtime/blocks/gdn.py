@@ -23,20 +23,17 @@ def gdn(
 ) -> Tensor:  # fmt: skip
     """Linear attention over x [T, hidden], the next tokens of a sequence: [T, hidden], summed over tp.
 
-    Each key head has `per_key` value heads behind it. Reads gdn.qkvz, rows by key head: query, key, its values, their
-    output gates; gdn.ba, by key head: what is written of its values, their forget gates; gdn.conv, rows of all
-    queries, then all keys, then all values; gdn.A_log and dt_bias, one number a value head; gdn.norm, attn.o. Key heads
-    are dealt to tp where they divide, else all ranks hold all. The cache keeps the last inputs of the convolution
-    [taps - 1, rows] and the state [value heads, dk, dv], as kda does.
+    Each key head has `per_key` value heads behind it. Reads what `project` does; gdn.conv, rows of all queries, then
+    all keys, then all values; gdn.A_log and dt_bias, one number a value head; gdn.norm, attn.o. Key heads are dealt to
+    tp where they divide, else all ranks hold all. The cache keeps the last inputs of the convolution [taps - 1, rows]
+    and the state [value heads, dk, dv], as kda does.
     """
     wide, tp = ctx.accumulate(), ctx.grid.tp
     keys, per_key, dk, dv = (ctx.size(name) for name in ("key_heads", "per_key", "dk", "dv"))
     dealt = keys % tp == 0
     keys = keys // tp if dealt else keys
     heads, tokens = keys * per_key, x.shape[0]
-    qkvz = _by_key_head(ctx, weights, "gdn.qkvz", x, keys, [dk, dk, per_key * dv, per_key * dv])
-    beta, alpha = _by_key_head(ctx, weights, "gdn.ba", x, keys, [per_key, per_key])
-    inputs, gate = torch.cat(qkvz[:3], dim=-1), qkvz[3]
+    inputs, gate, beta, alpha = project(ctx, weights, x, keys)
     tail, state = (cache.recall() if cache is not None else []) or (
         inputs.new_zeros((ctx.size("taps") - 1, inputs.shape[1])),
         inputs.new_zeros((heads, dk, dv), dtype=wide),
@@ -56,6 +53,27 @@ def gdn(
     o = rms_norm(o.transpose(0, 1), dense(take(weights, "gdn.norm"), wide), ctx.model.words["eps"])
     y = (o * functional.silu(gate.view(tokens, heads, dv).to(wide))).to(ctx.compute).reshape(tokens, -1)
     return row_linear(ctx, weights, "attn.o", y) if dealt else _whole(ctx, weights, y)
+
+
+def project(ctx: RankContext, weights: LayerWeights, x: Tensor, keys: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of tokens x [T, hidden]: all queries, all keys, all values [T, rows]; the values' output gates [T, heads * dv];
+    how much of each value head is written, and its raw forget gate, both [T, heads].
+
+    Reads gdn.qkvz, rows by key head: query, key, its values, their gates; and gdn.ba, likewise (Qwen3-Next). Or each in
+    one piece: gdn.qkv, gdn.z, gdn.b, gdn.a (Qwen3.5).
+    """
+    per_key, dk, dv = (ctx.size(name) for name in ("per_key", "dk", "dv"))
+    if "gdn.qkvz" in weights:
+        parts = _by_key_head(ctx, weights, "gdn.qkvz", x, keys, [dk, dk, per_key * dv, per_key * dv])
+        beta, alpha = _by_key_head(ctx, weights, "gdn.ba", x, keys, [per_key, per_key])
+        return torch.cat(parts[:3], dim=-1), parts[3], beta, alpha
+    heads = keys * per_key
+    found = []
+    for role, rows in (("qkv", 2 * keys * dk + heads * dv), ("z", heads * dv), ("b", heads), ("a", heads)):
+        y = column_linear(ctx, weights, f"gdn.{role}", x)
+        expect_shape(f"gdn.{role} times x", y, (x.shape[0], rows))
+        found.append(y)
+    return found[0], found[1], found[2], found[3]
 
 
 def forget(weights: LayerWeights, raw: Tensor) -> Tensor:

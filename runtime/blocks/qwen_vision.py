@@ -23,7 +23,8 @@ from shard_plans.errors import RuntimeFault
 
 def look(ctx: RankContext, tower: Tower, weights: LayerWeights, images: Images) -> tuple[Tensor, Tensor | None]:
     """The tokens of `images` [tokens, hidden], and the features of inner blocks [blocks, tokens, hidden]."""
-    inner, merged = ctx.model.config["vision_config"]["deepstack_visual_indexes"], tower.merge[0] * tower.merge[1]
+    inner = ctx.model.config["vision_config"].get("deepstack_visual_indexes") or []
+    merged = tower.merge[0] * tower.merge[1]
     x, turn = embed_patches(ctx, tower, weights, images), turns(ctx, tower, images)
     lengths = [rows * columns for frames, rows, columns in images.grids for _ in range(frames)]
     deep = []

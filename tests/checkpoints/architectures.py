@@ -193,6 +193,29 @@ ARCHITECTURES: dict[str, Variant] = {
         classes=("Qwen3VLMoeConfig", "Qwen3VLMoeForConditionalGeneration"),
         turned=r"mlp\.experts\.(gate_up|down)_proj$",
     ),
+    "qwen3_5_moe": Variant(
+        "qwen3_5_moe",
+        "",
+        TOKENS
+        | {
+            "text_config": GQA
+            | MOE
+            | {
+                "shared_expert_intermediate_size": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+                "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
+                "layer_types": LINEAR, "tie_word_embeddings": False,
+                "rope_parameters": ROPE
+                | {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1], "mrope_interleaved": True},
+            },
+            "vision_config": {
+                "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "patch_size": 16,
+                "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": HIDDEN,
+                "num_position_embeddings": 64, "deepstack_visual_indexes": [], "rope_parameters": AXIAL,
+            },
+        },
+        classes=("Qwen3_5MoeConfig", "Qwen3_5MoeForConditionalGeneration"),
+        stacked=True,
+    ),
     "minimax_m3_vl": Variant(
         "minimax_m3_vl",
         "",

@@ -65,7 +65,7 @@ def image_reference(model: Any, module: str, generator: torch.Generator) -> dict
     else:
         width = 3 * vision.temporal_patch_size * vision.patch_size**2
         inputs["pixel_values"] = torch.randn(16, width, generator=generator)
-    if module == "qwen3_vl_moe":
+    if module in ("qwen3_vl_moe", "qwen3_5_moe"):
         inputs["mm_token_type_ids"] = (ids == image).int()
     logits = model(**inputs, use_cache=False).logits.float()
     return {f"vision.{name}": tensor.contiguous().clone() for name, tensor in {**inputs, "logits": logits}.items()}

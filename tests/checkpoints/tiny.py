@@ -79,6 +79,7 @@ def base(variant: Variant, generator: torch.Generator) -> tuple[Tensors, Config]
         model.save_pretrained(folder)
         written = read_tensors(Path(folder))
         named = {published(variant, name): as_published(variant, name, tensor) for name, tensor in written.items()}
+        named = stack_experts(named) if variant.stacked else named
         return in_order(named), json.loads((Path(folder) / "config.json").read_text())
 
 
@@ -95,6 +96,23 @@ def as_published(variant: Variant, name: str, tensor: Tensor) -> Tensor:
     if variant.turned and re.search(variant.turned, name):
         tensor = tensor.transpose(1, 2).contiguous()
     return tensor.float() if variant.float32 and re.search(variant.float32, name) else tensor
+
+
+def stack_experts(tensors: Tensors) -> Tensors:
+    """Each layer's experts in two tensors: gate_up_proj [expert, 2 * width, in] and down_proj [expert, out, width]."""
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        match = re.fullmatch(r"(.*\.experts)\.\d+\.(gate|up|down)_proj\.weight", name)
+        if not match:
+            found[name] = tensor
+        elif match[2] != "up":
+            parts, expert = [], 0
+            while (one := f"{match[1]}.{expert}.{match[2]}_proj.weight") in tensors:
+                other = tensors[f"{match[1]}.{expert}.up_proj.weight"] if match[2] == "gate" else tensors[one][:0]
+                parts.append(torch.cat([tensors[one], other]))
+                expert += 1
+            found[f"{match[1]}.{'gate_up' if match[2] == 'gate' else 'down'}_proj"] = torch.stack(parts)
+    return found
 
 
 def in_order(tensors: Tensors) -> Tensors:

@@ -68,6 +68,8 @@ class Variant:
     """What transformers writes otherwise than its publisher did: regular expressions and their replacements."""
     float32: str | None = None
     """Tensors that are published in fp32: a regular expression over published names."""
+    stacked: bool = False
+    """Experts are published in one piece [expert, out, in], gate and up one behind the other, and written apart."""
     turned: str | None = None
     """Stacked experts that are published [expert, in, out] and written the other way round: the same."""
 

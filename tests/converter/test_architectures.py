@@ -58,7 +58,7 @@ def test_every_byte_goes_out_and_comes_back(name: str, number: int, tiny: MakeCh
         assert data == (source / name).read_bytes(), name
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "gpt_oss_mxfp4", "qwen3_vl_moe", "llama4_text"])
+@pytest.mark.parametrize("name", ["gpt_oss", "gpt_oss_mxfp4", "qwen3_vl_moe", "llama4_text", "qwen3_5_moe"])
 def test_stacked_experts_lie_where_their_slot_says(name: str, tiny: MakeCheckpoint, tmp_path: Path) -> None:
     """An expert's bytes in a shard, found by the manifest alone, are the same entry of the stored tensor."""
     source = tiny(name)

@@ -32,7 +32,7 @@ EDGE_CELLS = [(name, EDGE_PLANS.get(name, {"tp": 2, "pp": 3})) for name in EDGES
 RUN = (
     "glm4_moe", "gpt_oss", "gpt_oss_mxfp4", "minimax_m2", "deepseek_v2", "ernie4_5_moe", "qwen3_next", "kimi_linear",
     "llama4_text", "kimi_k25", "kimi_k25_int4", "qwen3_vl_moe", "deepseek_v32", "glm_moe_dsa", "minimax_m3_vl",
-    "deepseek_v4", "deepseek_v4_fp4",
+    "deepseek_v4", "deepseek_v4_fp4", "qwen3_5_moe",
 )  # fmt: skip
 STEPS = ("gpt_oss", "qwen3_next", "llama4_text", "glm_moe_dsa", "minimax_m3_vl", "deepseek_v4")
 """Those whose caches keep something that the others' don't."""

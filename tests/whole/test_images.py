@@ -17,7 +17,7 @@ from tests.converter.test_architectures import PLANS, QUICK
 from tests.tools.plans import plan_id
 from tests.tools.sharded import convert_tiny, expected, relative
 
-NAMES = ("kimi_k25", "qwen3_vl_moe", "minimax_m3_vl")
+NAMES = ("kimi_k25", "qwen3_vl_moe", "minimax_m3_vl", "qwen3_5_moe")
 LIMIT = 1e-5
 FAST = (QUICK[0], len(PLANS) - 1)
 """Two ranks of one stage, and three stages, the second of which adds features of the images."""
@@ -66,7 +66,7 @@ def test_what_is_generated_behind_an_image(name: str, tiny: MakeCheckpoint, tmp_
             "pixel_values": reference["vision.pixel_values"],
             "image_grid_thw": reference["vision.image_grid_thw"],
         }
-        if name == "qwen3_vl_moe":
+        if name in ("qwen3_vl_moe", "qwen3_5_moe"):
             inputs["mm_token_type_ids"] = (ids == 250).int()
         with torch.no_grad():
             scores = model(input_ids=ids, use_cache=False, **inputs).logits[0, -1]
