@@ -115,7 +115,7 @@ ARCHITECTURES: dict[str, Variant] = {
         DEEPSEEK_V4,
         names=DEEPSEEK_V4_NAMES,
         float32=DEEPSEEK_V4_FLOAT32,
-        fp8_scale=r"attn\.(wq_a|wq_b|wkv|wo_a|wo_b)\.weight$|shared_experts\.w.\.weight$",
+        fp8_scale=r"attn\.(indexer\.)?(wq_a|wq_b|wkv|wo_a|wo_b)\.weight$|shared_experts\.w.\.weight$",
         fp4_scale=r"ffn\.experts\..*\.weight$",
     ),
     "ernie4_5_moe": Variant(
