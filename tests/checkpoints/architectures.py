@@ -203,7 +203,7 @@ ARCHITECTURES: dict[str, Variant] = {
             | {
                 "shared_expert_intermediate_size": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
                 "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
-                "layer_types": LINEAR, "tie_word_embeddings": False,
+                "layer_types": LINEAR, "tie_word_embeddings": False, "mtp_num_hidden_layers": 0,
                 "rope_parameters": ROPE
                 | {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1], "mrope_interleaved": True},
             },
@@ -215,6 +215,7 @@ ARCHITECTURES: dict[str, Variant] = {
         },
         classes=("Qwen3_5MoeConfig", "Qwen3_5MoeForConditionalGeneration"),
         stacked=True,
+        float32=r"linear_attn\.(A_log|norm\.weight)$",
     ),
     "minimax_m3_vl": Variant(
         "minimax_m3_vl",
