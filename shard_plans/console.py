@@ -32,14 +32,9 @@ ShowProgress = Callable[[str, str], AbstractContextManager[Advance]]
 """Makes the display of one long step: what it is and in which unit it counts (bytes, layers)."""
 
 
-WIDE = 200
-"""Columns of tables where stdout isn't a terminal, so that no number is shortened there."""
-
-
 def out() -> Console:
     """Standard output, for people."""
-    terminal = sys.stdout.isatty()
-    return Console(highlight=False, soft_wrap=not terminal, width=None if terminal else WIDE)
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
 def show_figures(table: Table) -> None:
