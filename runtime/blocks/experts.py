@@ -84,7 +84,7 @@ def products(ctx: RankContext, words: Mapping[str, Any], experts: Experts, x: Te
 
 
 def _product(ctx: RankContext, words: Mapping[str, Any], name: str, stored: Matrices, expert: int, x: Tensor) -> Tensor:
-    """X [rows, in] times one expert's matrix: [rows, out]."""
+    """Tokens x [rows, in] times one expert's matrix: [rows, out]."""
     matrix = dense_expert(stored, expert, ctx.compute)
     format = stored.format if isinstance(stored, Stored) else stored[expert].format
     sides = words.get("expert_sides")

@@ -146,7 +146,6 @@ LINES: Mapping[str, tuple[str, dict[str, int], Any, str, Any]] = {
     "norm of a rank's own heads": ("minimax_m2", PLAN, qk_norm, "_all_heads", own_heads),
     "bias on every etp rank": ("gpt_oss", {"tp": 4, "ep": 2, "etp": 2}, moe, "products", every_bias),
     "no sinks": ("gpt_oss", PLAN, gqa, "sinks", no_sinks),
-    "packed as it is plain": ("gpt_oss_mxfp4", {"ep": 2, "dp": 2}, experts, "SWAPPED", ("mxfp4_group",)),
     "zero of INT4": ("kimi_k25_int4", PLAN, int4, "ZERO", 7),
     "rows not by key head": ("qwen3_next", {}, gdn, "_by_key_head", halves),
     "another score": ("deepseek_v4", PLAN, router, "SCORES", {**router.SCORES, "sqrtsoftplus": torch.sigmoid}),
