@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
-WORD = 8
-"""4-bit numbers in a 32-bit word."""
 
 
 def unpack_nibbles(packed: Array) -> Array:

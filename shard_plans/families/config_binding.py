@@ -86,7 +86,7 @@ class _Maker:
         self.made.add(row.name)
         name = row.name_at(index, len(self.model.forward_layers))
         format = self.format.of(row.group) if self.format is not None and row.quant else None
-        if format is not None and not self._quantised(row, name):
+        if format is not None and not self._quantised(name):
             format = None
         dims = row.dims[1:] if row.stacked else row.dims
         if row.quant == "swapped" and format is not None:
@@ -103,7 +103,7 @@ class _Maker:
         made = Parameter(row.role, at, number, stage, dims, format, parts, per_expert, facts, row.quant)
         self.parameters.append(made)
 
-    def _quantised(self, row: Row, name: str) -> bool:
+    def _quantised(self, name: str) -> bool:
         module = name.removesuffix(".weight")
         before, hole, behind = module.partition(".{expert}")
         if not hole:

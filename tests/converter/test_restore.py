@@ -29,10 +29,6 @@ CASES = [
 ]  # fmt: skip
 
 
-def case_id(value: str | dict[str, int]) -> str:
-    return value if isinstance(value, str) else plan_id(value)
-
-
 def published(folder: Path) -> dict[str, bytes]:
     """What a checkpoint consists of; references of the tests lie beside it."""
     kept = {name: data for name, data in contents(folder).items() if name.startswith(("model", "config", "generation"))}

@@ -119,7 +119,7 @@ def raises(world: int, fn: Callable[[Comm], Any], match: str, error: type[Except
     start = time.monotonic()
     with pytest.raises(error, match=match):
         VirtualWorld(world).run(fn)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60  # it ends, and doesn't wait for ranks that won't come
 
 
 def test_a_failure_ends_all_ranks_and_names_its_own() -> None:
