@@ -37,9 +37,13 @@ class Dealer:
     _known: dict[tuple[int, int, int], Dealt] = field(default_factory=dict)
 
     def dealt(self, grid: Grid, copies: int = 0) -> Dealt:
-        """`copies` redundant experts a slot (or the user's number in all), and as many as make the slots equal."""
+        """`copies` redundant experts a slot (or the user's number in all), and as many as make the slots equal.
+
+        No more than there are slots that don't hold an expert yet: none where every slot holds all.
+        """
         wanted = copies * grid.ep if self.redundant is None else self.redundant
         extra = wanted + (-(self.experts + wanted)) % grid.ep if wanted else 0
+        extra = min(extra, self.experts * (grid.ep - 1))
         nodes = self._nodes(grid)
         key = (grid.ep, extra, nodes)
         if key not in self._known:

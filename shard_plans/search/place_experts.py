@@ -13,24 +13,25 @@ from collections.abc import Sequence
 from shard_plans.placement.experts import Slots
 
 
-def replicate(counts: Sequence[float], extra: int) -> list[int]:
-    """Copies of each expert: one, and `extra` more where a copy carries most."""
+def replicate(counts: Sequence[float], extra: int, most: int) -> list[int]:
+    """Copies of each expert: one, and `extra` more where a copy carries most, but no expert has over `most`."""
     copies = [1] * len(counts)
     heap = [(-count, expert) for expert, count in enumerate(counts)]
     heapq.heapify(heap)
-    for _ in range(extra):
-        _, expert = heap[0]
+    for _ in range(min(extra, (most - 1) * len(counts))):
+        _, expert = heapq.heappop(heap)
         copies[expert] += 1
-        heapq.heapreplace(heap, (-counts[expert] / copies[expert], expert))
+        if copies[expert] < most:
+            heapq.heappush(heap, (-counts[expert] / copies[expert], expert))
     return copies
 
 
 def deal(counts: Sequence[float], slots: int, extra: int, nodes: int = 1) -> Slots:
     """Expert ids of each slot, balanced by load over `nodes` (which divide the slots) and over slots.
 
-    All slots hold the same number, or the first ones one more.
+    All slots hold the same number, or the first ones one more. No expert has more copies than there are slots.
     """
-    copies = replicate(counts, extra)
+    copies = replicate(counts, extra, slots)
     items = sorted(
         ((counts[expert] / number, expert) for expert, number in enumerate(copies) for _ in range(number)),
         key=lambda item: (-item[0], item[1]),

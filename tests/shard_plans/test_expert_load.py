@@ -29,9 +29,10 @@ LOAD = Workload(64, 16, prefill_chunk=64)
 
 
 def test_the_hottest_gets_the_copies() -> None:
-    assert replicate([10, 1, 1, 1], 3) == [4, 1, 1, 1]
-    assert replicate([6, 6, 1], 2) == [2, 2, 1]
-    assert replicate([4, 3, 2, 1], 0) == [1, 1, 1, 1]
+    assert replicate([10, 1, 1, 1], 3, 4) == [4, 1, 1, 1]
+    assert replicate([6, 6, 1], 2, 4) == [2, 2, 1]
+    assert replicate([4, 3, 2, 1], 0, 4) == [1, 1, 1, 1]
+    assert replicate([100, 3, 1], 3, 2) == [2, 2, 2] == replicate([100, 3, 1], 9, 2)  # a second one on a slot is no use
 
 
 def test_dealt_by_hand() -> None:
@@ -65,7 +66,8 @@ def test_every_expert_is_held_and_slots_are_equal(counts: list[float], each: int
     assert len(slots) == each * nodes
     assert set().union(*slots) == set(range(len(counts)))
     sizes = [len(ids) for ids in slots]
-    assert sum(sizes) == len(counts) + extra and max(sizes) - min(sizes) <= 1
+    held = len(counts) + min(extra, (each * nodes - 1) * len(counts))
+    assert sum(sizes) == held and max(sizes) - min(sizes) <= 1
     assert 1 - 1e-9 <= imbalance(counts, slots) <= len(slots) + 1e-9
 
 
@@ -75,8 +77,15 @@ def test_copies_help_and_load_beats_order(counts: list[int]) -> None:
     plain, copied = deal(counts, 4, 0), deal(counts, 4, 4)
     mean = sum(counts) / 4
     assert imbalance(counts, plain) * mean <= mean + max(counts)
-    heaviest = max(count / n for count, n in zip(counts, replicate(counts, 4), strict=True))
+    heaviest = max(count / n for count, n in zip(counts, replicate(counts, 4, 4), strict=True))
     assert imbalance(counts, copied) * mean <= mean + heaviest
+
+
+def test_no_slot_holds_an_expert_twice_for_the_asking() -> None:
+    dealer = Dealer(8, ExpertLoad({0: (100.0, *[1.0] * 7)}), parse_cluster("1x4:80GB"), redundant=8)
+    assert dealer.dealt(make_grid(dp=4, ep=1)).extra == 0  # each rank has all
+    two = dealer.dealt(make_grid(dp=4, ep=2))
+    assert two.extra == 8 and two.placement.layers[0] == (tuple(range(8)),) * 2
 
 
 def test_nodes_are_even_too() -> None:
