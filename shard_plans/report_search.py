@@ -98,7 +98,7 @@ def _show_alternatives(found: Found) -> None:
 
 def _show_rejected(console: Console, groups: Sequence[Rejected], explain: bool) -> None:
     """One line a reason; every group where it is asked for."""
-    words = {"memory": "need more memory", "speed": "are slower", "cut": "cut where nothing may be cut"}
+    words = {"memory": "need more memory", "speed": "are no better", "cut": "cut where nothing may be cut"}
     counts = {reason: sum(group.grids for group in groups if group.reason == reason) for reason in words}
     told = ", ".join(f"{count} {words[reason]}" for reason, count in counts.items() if count)
     console.print(f"rejected: {told}{'' if explain else ' (--explain says more)'}")

@@ -3,28 +3,50 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from shard_plans.cost.prediction import Bounds, Prediction
 from shard_plans.memory.workload import Workload
 from shard_plans.placement.grid import Grid
 
+if TYPE_CHECKING:
+    from shard_plans.search.candidate import Candidate
+
 GOALS = ("throughput", "latency", "context", "fewest-cards")
 """throughput: most decode tokens a second, then most prefill tokens; latency: the shortest decode step, then the first
 token soonest; context: the longest context; fewest-cards: the fewest cards of the cluster, then as throughput."""
 
+EQUAL = 1.03
+"""Times of plans that differ by less than this factor count as equal."""
 Order = tuple[int, ...]
 """Less is better."""
 
 
-def order(goal: str, grid: Grid, times: Bounds | Prediction, workload: Workload) -> Order:
-    """Where a plan of these times stands. Of bounds: a lower bound of the order.
-
-    Times within three per cent count as equal, so that the simpler plan is taken where the model can't tell.
-    """
+def measures(goal: str, grid: Grid, times: Bounds | Prediction, workload: Workload) -> tuple[float, float]:
+    """What the goal goes by, the first before the second, in seconds; less is better."""
     if goal == "latency":
-        return (_steps(times.decode_step), _steps(times.first_token), *simplest(grid))
-    replicas = min(grid.dp, workload.concurrency)
-    return (_steps(times.decode_step), _steps(times.prefill_step / replicas), *simplest(grid))
+        return times.decode_step, times.first_token
+    return times.decode_step, times.prefill_step / min(grid.dp, workload.concurrency)
+
+
+def order(goal: str, grid: Grid, times: Bounds | Prediction, workload: Workload) -> Order:
+    """Where a plan of these times stands, in steps of EQUAL. Of bounds: a lower bound of the order."""
+    first, second = measures(goal, grid, times, workload)
+    return (_steps(first), _steps(second), *simplest(grid))
+
+
+def best_of(candidates: Sequence[Candidate], goal: str, workload: Workload) -> Candidate:
+    """The best of some with predictions.
+
+    Times within three per cent of the least count as equal, so that the simpler plan is taken where the model can't
+    tell, and one that is much better by the second measure isn't lost for a hair's breadth in the first.
+    """
+    left = [(measures(goal, each.grid, each.prediction, workload), each) for each in candidates if each.prediction]
+    for at in range(2):
+        least = min(times[at] for times, _ in left)
+        left = [(times, each) for times, each in left if times[at] <= least * EQUAL]
+    return min((each for _, each in left), key=lambda each: simplest(each.grid))
 
 
 def simplest(grid: Grid) -> Order:
@@ -33,4 +55,4 @@ def simplest(grid: Grid) -> Order:
 
 
 def _steps(seconds: float) -> int:
-    return math.floor(math.log(seconds) / math.log(1.03))
+    return math.floor(math.log(seconds) / math.log(EQUAL))

@@ -13,7 +13,7 @@ from shard_plans.search.candidate import Candidate, Outline, Outlines
 from shard_plans.search.dealt import Dealt
 from shard_plans.search.finish import finished, room
 from shard_plans.search.found import Alternative, Found, trades
-from shard_plans.search.goals import Order, order
+from shard_plans.search.goals import Order, best_of, order
 from shard_plans.search.rejected import Verdicts
 from shard_plans.search.remedies import remedies
 from shard_plans.search.space import Space
@@ -70,12 +70,15 @@ def judge(space: Space, goal: str, advise: bool = True) -> Found:
         would = remedies(space, closest, lambda changed: fastest(changed, goal)) if advise else ()
         return Found(closest, goal, rejected=verdicts.groups(None), remedies=would, grids=grids)
     kept.sort(key=lambda each: _order(space, goal, each.candidate))
-    best = kept[0]
+    chosen = best_of([each.candidate for each in kept], goal, space.workload)
+    best = next(each for each in kept if each.candidate is chosen)
     for other in timed:
         if other.grid != best.candidate.grid:
             verdicts.speed(other.grid, space.workload.concurrency / other.bounds.decode_step, other.bounds.links)
     others = tuple(
-        Alternative(other.candidate, room(other.plan), trades(best.candidate, other.candidate)) for other in kept[1:]
+        Alternative(other.candidate, room(other.plan), trades(best.candidate, other.candidate))
+        for other in kept
+        if other is not best
     )
     return Found(
         best.plan, goal, best.candidate.prediction, others, verdicts.groups(best.candidate), assumed(model), (), grids,
@@ -93,7 +96,7 @@ def fastest(space: Space, goal: str) -> Candidate:
             times = model.times(grid, space.workload, space.imbalance(grid))
             timed.append(_Timed(grid, outline, times, bounds(times, grid)))
     found = _cut(space, goal, model, outlines, timed, Verdicts(space.room))
-    return found[0] if found else space.roomiest()
+    return best_of(_distinct(found)[: SHOWN + 1], goal, space.workload) if found else space.roomiest()
 
 
 def _cut(

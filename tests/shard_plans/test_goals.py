@@ -13,9 +13,11 @@ from shard_plans.errors import PlanError
 from shard_plans.families.binding import Binding
 from shard_plans.memory.cluster import Cluster, parse_cluster
 from shard_plans.memory.payload import Payload
+from shard_plans.placement.grid import Grid
 from shard_plans.placement.place import place
+from shard_plans.search.candidate import Candidate
 from shard_plans.search.found import Found
-from shard_plans.search.goals import GOALS
+from shard_plans.search.goals import GOALS, best_of
 from shard_plans.search.grids import legal_grids
 from shard_plans.search.longest import longest_context, most
 from shard_plans.search.search import explore
@@ -48,6 +50,22 @@ def test_no_grid_alone_is_better(tiny: MakeCheckpoint, family: str, goal: str) -
         other = explore(binding, NODES, sizes, LOAD, goal=goal)
         assert other.prediction is not None and other.plan.grid == grid
         assert found.prediction.decode_step <= other.prediction.decode_step * 1.031
+
+
+def test_what_counts_as_equal_is_three_per_cent_of_the_best() -> None:
+    """Not steps of three per cent, whose borders would tell apart what differs by less."""
+
+    def made(grid: Grid, decode: float, prefill: float) -> Candidate:
+        return Candidate(grid, (), 0, Prediction(decode, 0, prefill, 0, prefill, 0, 0, 0))
+
+    fast, near, far = made(Grid(4), 1.0, 2.0), made(Grid(2), 1.029, 1.0), made(Grid(1), 1.031, 0.5)
+    for goal in GOALS:
+        assert best_of([fast, near, far], goal, LOAD) is near
+        assert best_of([fast, far], goal, LOAD) is fast
+        for whole in (1.0, 1.02):
+            assert best_of([made(Grid(4, etp=4), 1.0, 1.0), near, made(Grid(1), whole, 1.02)], goal, LOAD).grid == Grid(
+                1
+            )
 
 
 def test_the_others_say_what_they_trade_and_why_they_lost(tiny: MakeCheckpoint) -> None:
