@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ WHOLE = 0.02
 """Share of the accepted cases that are converted, checked and restored."""
 
 
-class Target:
+class Target(ABC):
     """One kind of document: a mutation of it is made from dice, then read in a folder of the target's own."""
 
     def __init__(self, folder: Path) -> None:
@@ -49,13 +50,13 @@ class Target:
             self.sources[name] = write_little(folder / "checkpoints" / name, config, little(name), 2, 1)
         self.bindings = {name: bound(source) for name, source in self.sources.items()}
 
+    @abstractmethod
     def mutate(self, dice: random.Random) -> Any:
         """A case."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run(self, case: Any, dice: random.Random) -> None:
         """Read it: returns where it is accepted, raises ReshardError where it is refused."""
-        raise NotImplementedError
 
     def room(self) -> Path:
         """An empty folder for what a case writes."""
