@@ -137,7 +137,8 @@ def show_inspection(found: Inspection) -> None:
     words = [f"{value:,} {name}" for name, value in facts.items() if value]
     if found.bytes is not None:
         words.insert(1, size(found.bytes))
-    console.print(f"[bold]{found.kind}[/bold], family {found.family or 'unknown'}: " + ", ".join(words))
+    told = f": {', '.join(words)}" if words else ""
+    console.print(f"[bold]{found.kind}[/bold], family {found.family or 'unknown'}{told}")
     if found.parallel:
         console.print("  ".join(f"{axis} {number}" for axis, number in found.parallel.items()))
     if found.manifest is not None:

@@ -74,7 +74,7 @@ def _run(demo: Demo) -> DemoResult:
     steps: list[Step] = []
     with _one_thread():
         for number, (title, step) in enumerate(STORY, 1):
-            demo.console.print(f"\n[bold]{number}. {title}[/bold]")
+            demo.console.print(f"\n[bold]{number}. {title}[/bold]", soft_wrap=True)
             began = time.monotonic()
             passed, figures = step(demo)
             steps.append(Step(step.__name__, passed, round(time.monotonic() - began, 3), figures))
