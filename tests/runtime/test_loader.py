@@ -74,7 +74,7 @@ def walk(loader: Loader, ranks: range) -> None:
 
 
 def wait_until(loader: Loader, loaded: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while loader.bytes_read < loaded and time.monotonic() < deadline:
         time.sleep(0.005)
     assert loader.bytes_read == loaded

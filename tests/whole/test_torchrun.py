@@ -45,7 +45,7 @@ def torchrun(processes: int, *arguments: object) -> Launched:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command += ["-m", "reshard", "verify-and-run", *map(str, arguments), "--json"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
     return Launched(ran.returncode, ran.stdout, ran.stderr)
 
 
