@@ -68,6 +68,8 @@ def plan_memory_command(
         found = find_plan(model, cluster, **options)
     for note in model.notes:
         remark(f"note: {note}")
+    if plan is not None and not found.plan.fits:
+        remark("note: without --plan, plan-memory searches, and says what would fit")
     if output:
         write_plan(found.plan, Path(output))
     if html:

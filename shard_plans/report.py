@@ -61,6 +61,12 @@ def show_plan(plan: Plan) -> None:
     if plan.weights:
         console.print(weights_line(plan.weights))
     console.print(load_line(plan))
+    idle = plan.grid.dp - plan.workload.concurrency
+    if idle > 0:
+        console.print(
+            f"{idle:,} of {plan.grid.dp:,} replicas have no sequence: give --concurrency more, or fewer cards "
+            f"(--goal fewest-cards)"
+        )
     rows = plan.ledger or ()
     unit, scale = unit_of(max((row.total for row in rows), default=0))
     table = Table(box=None, pad_edge=False, title=f"{unit} a rank", title_justify="left", title_style="")

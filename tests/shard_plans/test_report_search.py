@@ -50,6 +50,9 @@ def test_the_text_says_what_was_planned_for(tiny: MakeCheckpoint, run_cli: RunCl
     text = run_cli(*at, "context").stdout
     told = "for 16 sequences of 256 tokens, 32 of them shared, KV cache bf16, engine reshard on 1x4:h100"
     assert told in text.splitlines()
+    assert "replicas have no sequence" not in text
+    idle = run_cli("plan-memory", tiny("llama"), "--cluster", "1x4:h100", "--dp", 4, "--concurrency", 3).stdout
+    assert "1 of 4 replicas have no sequence: give --concurrency more, or fewer cards" in idle
     assert "on 1x1:h100" in run_cli(*at, "fewest-cards").stdout
 
 
@@ -79,6 +82,8 @@ def test_a_given_plan_is_predicted(tiny: MakeCheckpoint, run_cli: RunCli, tmp_pa
     first = run_cli("plan-memory", tiny("llama"), "--cluster", "1x4:h100", *SMALL, "-o", plan, "--json").json
     again = run_cli("plan-memory", tiny("llama"), "--plan", plan, "--json").json
     assert again["goal"] == "given" and again["prediction"] == first["prediction"]
+    ran = run_cli("plan-memory", tiny("llama"), "--plan", plan, "--cluster", "1x4:1MB", code=1)
+    assert "without --plan, plan-memory searches" in ran.stderr
     ran = run_cli("plan-memory", tiny("llama"), "--plan", plan, "--goal", "latency", code=2)
     assert "--plan contradicts --goal" in ran.stderr
 
