@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.accuracy.planned import rows
 from tests.bench.standin_hub import OWNER, standin_hub
 from tests.checkpoints.giant import CONFIGS, make_giant
 
@@ -42,6 +43,8 @@ HUB_NAMES = {
     "qwen3-235b": "Qwen/Qwen3-235B-A22B",
     "kimi-k3": "moonshotai/Kimi-K3",
 }
+LOGS = {"deepseek-v3": ("gx002", "gx001"), "qwen3-235b": ("gt056",), "kimi-k3": ("gx003",)}
+"""Rows of the ground truth with weights of the same shapes on eight cards (DeepSeek-R1 has DeepSeek-V3's)."""
 TIMED = [
     ("meta-llama/Meta-Llama-3.1-70B", "llama-3.1-70b", (8, 1, 0), 1, "vllm", "bf16"),
     ("meta-llama/Meta-Llama-3.1-70B", "llama-3.1-70b", (8, 1, 0), 16, "vllm", "bf16"),
@@ -119,6 +122,13 @@ def aiconfigurator(text: str) -> str:
     return f"{found[1]} GB in all a card" if found else "no figure"
 
 
+def logged(name: str) -> str:
+    """What an engine's log says, as a line of the table."""
+    found = rows()[name]
+    words = f"{float(found['weights_gib_per_gpu']):.2f} GiB of weights a card"
+    return f"| a log of {found['engine']}, {name} | {words} ({found['model']}, {found['dtype_or_quant']}) | |"
+
+
 def memory_table(model: str, folder: Path, bin_: Path, hub: str, rounds: int) -> None:
     """One model on eight H200 at tp 8, ep 8: 16 sequences of 8,192 tokens."""
     layout = (
@@ -153,6 +163,8 @@ def memory_table(model: str, folder: Path, bin_: Path, hub: str, rounds: int) ->
     print(row("kvfit", [python, "-c", KVFIT.format(hub=hub), *at], kvfit, rounds))
     print(row("llm-mem-planner", planner, llm_mem, rounds))
     print(row("AIConfigurator", aic, aiconfigurator, rounds))
+    for name in LOGS[model]:
+        print(logged(name))
 
 
 def time_table(bin_: Path) -> None:
