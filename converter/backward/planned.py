@@ -16,7 +16,7 @@ from converter.sources.source import Source
 from converter.streams.hashing import file_digest
 from shard_plans.documents.manifest import ROOT
 from shard_plans.documents.plan import read_plan
-from shard_plans.documents.shard_manifest import ManifestTensor, ShardManifest
+from shard_plans.documents.shard_records import ManifestTensor, ShardManifest
 from shard_plans.errors import ReshardError
 from shard_plans.families.binding import bind
 from shard_plans.families.family import read_family

@@ -19,7 +19,7 @@ from converter.streams.reading import Reader
 from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.documents.manifest import ROOT
 from shard_plans.documents.plan import read_plan
-from shard_plans.documents.shard_manifest import ManifestTensor, Piece
+from shard_plans.documents.shard_records import ManifestTensor, Piece
 from shard_plans.families.binding import bind
 from shard_plans.families.family import read_family
 from shard_plans.families.parameter import Parameter, Part

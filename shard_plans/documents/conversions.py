@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shard_plans.documents.converted import MatrixErrors
-from shard_plans.documents.shard_manifest import ShardManifest
+from shard_plans.documents.shard_records import ShardManifest
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ from shard_plans.documents.manifest_records import (
 )
 from shard_plans.documents.manifest_schema import RANK_KEYS, ROOT_FORMAT, schema_error
 from shard_plans.documents.plan import NATIVE
-from shard_plans.documents.shard_manifest import VERSION, ManifestTensor, Piece, ShardManifest, parse_shard_manifest
+from shard_plans.documents.shard_manifest import VERSION, parse_shard_manifest
+from shard_plans.documents.shard_records import ManifestTensor, Piece, ShardManifest
 from shard_plans.errors import CheckpointError, ManifestError
 from shard_plans.placement.experts import format_ids, parse_ids
 from shard_plans.placement.grid import Coordinate

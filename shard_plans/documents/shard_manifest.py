@@ -1,19 +1,19 @@
-"""The manifest of one shard file: its tensors, their digests and the pieces of the source that they are made of."""
+"""The manifest of one shard file written and read: every field is checked."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import xxhash
 
 from shard_plans.checkpoints.dtypes import DTYPE_BITS
 from shard_plans.checkpoints.headers import UNPRINTABLE, brief
-from shard_plans.documents.converted import Converted, converted_entry, parse_converted
+from shard_plans.documents.converted import converted_entry, parse_converted
 from shard_plans.documents.digests import CHUNK, DIGEST
+from shard_plans.documents.shard_records import ManifestTensor, Piece, ShardManifest
 from shard_plans.errors import ManifestError, PlanError
 from shard_plans.placement.experts import format_ids, parse_ids
 from shard_plans.placement.shards import Cut
@@ -29,63 +29,6 @@ AXES = ("stage", "tp", "edp", "ep", "etp")
 MAX_IDS = 1 << 20
 """Expert ids in all different lists of a manifest together."""
 PARTS = ("values", "scale", "global_scale")
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A region of a shard tensor and where it came from; the fields mean what those of `shards.Source` mean."""
-
-    tensor: str
-    """Stored name, with `{expert}` where each of `experts` has a tensor of its own."""
-    experts: tuple[int, ...] | None
-    cuts: tuple[Cut, ...]
-    at: tuple[int, ...]
-    converted: Converted | None = None
-    """Where its precision was changed; `tensor` and `cuts` are then those of the converted checkpoint."""
-
-    @property
-    def stacked(self) -> bool:
-        """Whether the experts are entries of one stored tensor; `cuts` are of what one of them has of it."""
-        return self.experts is not None and "{expert}" not in self.tensor
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestTensor:
-    """One tensor of a shard file."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    """Bytes from the start of the file's data."""
-    nbytes: int
-    format: str | None
-    part: str
-    block: tuple[int, int] | None
-    xxh3: str
-    chunks: bytes
-    """16 bytes for each chunk; empty where the tensor is not longer than one."""
-    sources: tuple[Piece, ...]
-    fill: float | None = None
-    """What a tensor without sources holds in every element; None: zero."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardManifest:
-    """What one shard file holds."""
-
-    file: str
-    place: dict[str, int]
-    plan: str
-    source: str
-    """Fingerprint of the checkpoint."""
-    size: int
-    """Bytes of the whole file."""
-    header_size: int
-    """Bytes before the data: the length word, the JSON header and its padding."""
-    header_xxh3: str
-    """Digest of those bytes."""
-    tensors: tuple[ManifestTensor, ...]
 
 
 def format_shard_manifest(manifest: ShardManifest) -> bytes:

@@ -15,13 +15,8 @@ from hypothesis import strategies as st
 
 from shard_plans.documents.digests import canonical_digest, canonical_json
 from shard_plans.documents.manifest import format_manifest, read_manifest, read_shard_manifest, root_digest
-from shard_plans.documents.shard_manifest import (
-    ManifestTensor,
-    Piece,
-    ShardManifest,
-    format_shard_manifest,
-    parse_shard_manifest,
-)
+from shard_plans.documents.shard_manifest import format_shard_manifest, parse_shard_manifest
+from shard_plans.documents.shard_records import ManifestTensor, Piece, ShardManifest
 from shard_plans.errors import ManifestError
 from shard_plans.placement.shards import Cut
 from tests.conftest import MakeCheckpoint
