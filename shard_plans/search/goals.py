@@ -49,6 +49,17 @@ def best_of(candidates: Sequence[Candidate], goal: str, workload: Workload) -> C
     return min((each for _, each in left), key=lambda each: simplest(each.grid))
 
 
+def behind(goal: str, other: tuple[Grid, Bounds | Prediction], best: Candidate, workload: Workload) -> str:
+    """How another plan, as fast by the first measure, stands behind the best by the second; else by simplicity."""
+    if best.prediction is None:
+        raise ValueError("the best plan has a prediction")
+    ours, theirs = measures(goal, best.grid, best.prediction, workload)[1], measures(goal, *other, workload)[1]
+    if theirs <= ours:
+        return "it is less simple"
+    what = "the first token" if goal == "latency" else "prefill"
+    return f"{what} takes {theirs / ours - 1:.0%} longer"
+
+
 def simplest(grid: Grid) -> Order:
     """Between equals: fewer stages, whole experts before cut ones, smaller groups."""
     return (grid.pp, grid.etp, grid.tp, grid.dp, grid.ep)

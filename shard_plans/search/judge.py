@@ -13,7 +13,7 @@ from shard_plans.search.candidate import Candidate, Outline, Outlines
 from shard_plans.search.dealt import Dealt
 from shard_plans.search.finish import finished, room
 from shard_plans.search.found import Alternative, Found, trades
-from shard_plans.search.goals import Order, best_of, order
+from shard_plans.search.goals import Order, behind, best_of, order
 from shard_plans.search.rejected import Verdicts
 from shard_plans.search.remedies import remedies
 from shard_plans.search.space import Space
@@ -55,7 +55,8 @@ def judge(space: Space, goal: str, advise: bool = True) -> Found:
         times = model.times(grid, space.workload, space.imbalance(grid))
         timed.append(_Timed(grid, outline, times, bounds(times, grid)))
     kept = []
-    for candidate in _distinct(_cut(space, goal, model, outlines, timed, verdicts)):
+    cut = _distinct(_cut(space, goal, model, outlines, timed, verdicts))
+    for candidate in cut:
         found = _finished(space, goal, model, outlines, candidate)
         if found.plan.fits:
             kept.append(found)
@@ -72,9 +73,13 @@ def judge(space: Space, goal: str, advise: bool = True) -> Found:
     kept.sort(key=lambda each: _order(space, goal, each.candidate))
     chosen = best_of([each.candidate for each in kept], goal, space.workload)
     best = next(each for each in kept if each.candidate is chosen)
+    known = {candidate.grid: candidate.prediction for candidate in cut}
     for other in timed:
         if other.grid != best.candidate.grid:
-            verdicts.speed(other.grid, space.workload.concurrency / other.bounds.decode_step, other.bounds.links)
+            stand = known.get(other.grid) or other.bounds
+            tokens = space.workload.concurrency / stand.decode_step
+            second = behind(goal, (other.grid, stand), best.candidate, space.workload)
+            verdicts.speed(other.grid, tokens, other.bounds.links, second)
     others = tuple(
         Alternative(other.candidate, room(other.plan), trades(best.candidate, other.candidate))
         for other in kept

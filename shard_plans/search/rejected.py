@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shard_plans.console import size
 from shard_plans.errors import PlanError
 from shard_plans.placement.grid import Grid
@@ -13,6 +15,13 @@ from shard_plans.search.space import Space
 Group = tuple[int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class _Speed:
+    tokens: float
+    links: float
+    second: str
+
+
 class Verdicts:
     """What was found out about each grid."""
 
@@ -21,7 +30,7 @@ class Verdicts:
         self.room = room
         self._memory: dict[Grid, int] = {}
         self._cut: dict[Grid, PlanError] = {}
-        self._speed: dict[Grid, tuple[float, float]] = {}
+        self._speed: dict[Grid, _Speed] = {}
         self._apart: list[int] = []
 
     def memory(self, grid: Grid, need: int) -> None:
@@ -32,10 +41,13 @@ class Verdicts:
         """A cut isn't possible."""
         self._cut[grid] = error
 
-    def speed(self, grid: Grid, tokens: float, links: float) -> None:
-        """At most `tokens` a second, `links` of a step in communication; memory and cuts weigh more."""
+    def speed(self, grid: Grid, tokens: float, links: float, second: str) -> None:
+        """At most `tokens` a second, `links` of a step in communication; memory and cuts weigh more.
+
+        `second` says how it stands by the goal's second measure, which decides between plans that are as fast.
+        """
         if grid not in self._memory and grid not in self._cut:
-            self._speed[grid] = (tokens, links)
+            self._speed[grid] = _Speed(tokens, links, second)
 
     def apart(self, space: Space) -> None:
         """Sizes of tp that the model allows and the cluster could hold, were it not for the borders of its nodes."""
@@ -58,12 +70,14 @@ class Verdicts:
         fast = [self._speed[grid] for grid in grids if grid in self._speed]
         needs = [self._memory[grid] for grid in grids if grid in self._memory]
         if fast:
-            tokens, links = max(fast)
+            most = max(fast, key=lambda each: each.tokens)
             beside = ""
             if best is not None and best.prediction is not None:
                 beside = f", the best plan {best.prediction.decode_tokens:,.0f}"
+                if most.tokens > best.prediction.decode_tokens:
+                    beside += f": as good as equal, but {most.second}"
             full = f"; {len(needs)} of them don't fit" if needs else ""
-            detail = f"at most {tokens:,.0f} tokens/s{beside}; {links:.0%} of a step is communication{full}"
+            detail = f"at most {most.tokens:,.0f} tokens/s{beside}; {most.links:.0%} of a step is communication{full}"
             return Rejected(tp, pp, len(grids), "speed", detail)
         if needs:
             detail = f"the fullest rank needs at least {size(min(needs))}, it may take {size(self.room)}"

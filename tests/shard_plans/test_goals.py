@@ -17,9 +17,10 @@ from shard_plans.placement.grid import Grid
 from shard_plans.placement.place import place
 from shard_plans.search.candidate import Candidate
 from shard_plans.search.found import Found
-from shard_plans.search.goals import GOALS, best_of
+from shard_plans.search.goals import GOALS, behind, best_of
 from shard_plans.search.grids import legal_grids
 from shard_plans.search.longest import longest_context, most
+from shard_plans.search.rejected import Verdicts
 from shard_plans.search.search import explore
 from shard_plans.search.space import Space
 from tests.conftest import MakeCheckpoint
@@ -66,6 +67,19 @@ def test_what_counts_as_equal_is_three_per_cent_of_the_best() -> None:
             assert best_of([made(Grid(4, etp=4), 1.0, 1.0), near, made(Grid(1), whole, 1.02)], goal, LOAD).grid == Grid(
                 1
             )
+
+
+def test_why_an_equal_plan_was_not_taken() -> None:
+    best = Candidate(Grid(4), (), 0, Prediction(1.0, 16, 2.0, 0, 3.0, 0, 0, 0))
+    other = Prediction(0.98, 17, 3.0, 0, 3.3, 0, 0, 0)
+    assert behind("throughput", (Grid(2), other), best, LOAD) == "prefill takes 50% longer"
+    assert behind("throughput", (Grid(2, dp=2), other), best, LOAD) == "it is less simple"  # two replicas prefill
+    assert behind("latency", (Grid(2), other), best, LOAD) == "the first token takes 10% longer"
+    verdicts = Verdicts(0)
+    verdicts.speed(Grid(2), 17, 0.1, "prefill takes 50% longer")
+    assert "at most 17 tokens/s, the best plan 16: as good as equal, but prefill" in verdicts.groups(best)[0].detail
+    verdicts.speed(Grid(2), 15, 0.1, "prefill takes 50% longer")
+    assert "equal" not in verdicts.groups(best)[0].detail
 
 
 def test_the_others_say_what_they_trade_and_why_they_lost(tiny: MakeCheckpoint) -> None:
