@@ -73,9 +73,8 @@ class _Verbs(click.Group):
         except KeyboardInterrupt:
             click.echo("reshard: interrupted", err=True)
             sys.stdout.flush()
-            os._exit(
-                130
-            )  # threads of the runtime may still hold locks; what is unfinished was discarded on the way here
+            # Threads of the runtime may still hold locks; what is unfinished was discarded on the way here.
+            os._exit(130)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
