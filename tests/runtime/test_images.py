@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from runtime.checking.checks import AIM, Check
+from runtime.checking.checks import AIM
 from runtime.checking.reference import Reference
 from runtime.inputs import check_images, choose_ids, choose_images
 from runtime.request import RunOptions
-from runtime.run import RunResult, verify_and_run
+from runtime.run import verify_and_run
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.binding import Binding
 from shard_plans.verbs import open_binding
 from tests.checkpoints import cache, kimi_k3
 from tests.checkpoints.store import read_tensors
 from tests.tools import moonvit, tamper
-from tests.tools.sharded import convert_tiny
+from tests.tools.sharded import checks, convert_tiny, failed
 
 HOLE = kimi_k3.PLACEHOLDER
 GRID = ((1, 4, 6), (2, 2, 4))
@@ -63,14 +63,6 @@ def ids(tmp_path: Path) -> Path:
     path = tmp_path / "ids.safetensors"
     save_file(tensors(), path)
     return path
-
-
-def checks(result: RunResult) -> Mapping[str, Check]:
-    return {check.name: check for check in result.checks}
-
-
-def failed(result: RunResult) -> set[str]:
-    return {check.name for check in result.checks if not check.passed}
 
 
 def test_the_reference_sees_what_the_oracle_sees(kimi: Path, binding: Binding, ids: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from converter.verbs import convert
-from runtime.checking.checks import AIM, Check
+from runtime.checking.checks import AIM
 from runtime.request import RunOptions
-from runtime.run import RunResult, verify_and_run
+from runtime.run import verify_and_run
 from shard_plans.errors import CheckpointError
 from shard_plans.placement.experts import ExpertPlacement, contiguous
 from shard_plans.placement.grid import make_grid
@@ -25,7 +25,7 @@ from shard_plans.verbs import open_binding
 from tests.conftest import MakeCheckpoint
 from tests.tools import tamper
 from tests.tools.cli import RunCli
-from tests.tools.sharded import convert_tiny, expected, relative
+from tests.tools.sharded import checks, convert_tiny, expected, failed, relative
 
 SIZES = {"tp": 2, "pp": 2, "ep": 2}
 NAME = "deepseek_v3_fp8"
@@ -44,14 +44,6 @@ def whole(tiny: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture
 def output(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "out"))
-
-
-def checks(result: RunResult) -> Mapping[str, Check]:
-    return {check.name: check for check in result.checks}
-
-
-def failed(result: RunResult) -> set[str]:
-    return {check.name for check in result.checks if not check.passed}
 
 
 def test_a_right_output_passes_every_check(output: Path, tiny: MakeCheckpoint, tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ from shard_plans.search.stages import even
 from shard_plans.verbs import open_model
 from tests.checkpoints.giant import CONFIGS
 from tests.conftest import MakeCheckpoint
-from tests.shard_plans.test_memory import bound, model
+from tests.shard_plans.test_memory import model
+from tests.tools.converted import bound
 
 PERFECT = Assumptions(memory=1, compute=1, links=1, kernel=0, elementwise=0, passes=0, routing=0, spread=0)
 FREE = Link("free", 1e30, 0)

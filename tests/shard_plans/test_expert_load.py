@@ -23,7 +23,8 @@ from shard_plans.search.expert_load import ExpertLoad, read_load
 from shard_plans.search.place_experts import deal, imbalance, replicate
 from shard_plans.search.search import explore
 from tests.conftest import MakeCheckpoint
-from tests.shard_plans.test_memory import bound, laid_out
+from tests.shard_plans.test_memory import laid_out
+from tests.tools.converted import bound
 
 LOAD = Workload(64, 16, prefill_chunk=64)
 

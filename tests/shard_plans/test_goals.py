@@ -24,7 +24,7 @@ from shard_plans.search.rejected import Verdicts
 from shard_plans.search.search import explore
 from shard_plans.search.space import Space
 from tests.conftest import MakeCheckpoint
-from tests.shard_plans.test_memory import bound
+from tests.tools.converted import bound
 
 LOAD = Workload(64, 16, prefill_chunk=64, utilization=1)
 NODES = parse_cluster("2x4:h100")

@@ -16,7 +16,7 @@ from shard_plans.inspect import inspect
 from shard_plans.memory.cluster import parse_cluster
 from shard_plans.search.search import search
 from tests.conftest import MakeCheckpoint
-from tests.shard_plans.test_memory import bound
+from tests.tools.converted import bound
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "qwen3_moe_fp8", "deepseek_v3_fp8"]
 

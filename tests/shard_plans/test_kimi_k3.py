@@ -16,12 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shard_plans.checkpoints.checkpoint import open_checkpoint
 from shard_plans.checkpoints.headers import Kinds, read_header
 from shard_plans.documents.plan import Workload
 from shard_plans.errors import CheckpointError, ConfigError, GridError, ReshardError
-from shard_plans.families.binding import Binding, bind
-from shard_plans.families.family import load_family
+from shard_plans.families.binding import Binding
 from shard_plans.inspect import inspect
 from shard_plans.memory.cluster import parse_cluster
 from shard_plans.memory.count import with_ledger
@@ -31,6 +29,7 @@ from shard_plans.placement.grid import Grid
 from shard_plans.placement.place import constants, place
 from shard_plans.search.search import search
 from tests.checkpoints.giant import make_giant, write_sparse
+from tests.tools.converted import bound
 from tests.tools.plans import make_plan
 
 GIB = 2**30
@@ -39,11 +38,6 @@ WEIGHTS = [
     (8, 8, 24.8), (8, 12, 16.5),
 ]  # fmt: skip
 """tp (experts whole, ep = tp), pp, GiB of the fullest rank with the layers split evenly, the first stages one more."""
-
-
-def bound(folder: Path) -> Binding:
-    checkpoint = open_checkpoint(folder)
-    return bind(checkpoint, load_family(checkpoint.config))
 
 
 @pytest.fixture(scope="module")

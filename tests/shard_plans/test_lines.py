@@ -16,8 +16,8 @@ from shard_plans.memory.needs import stage_items
 from shard_plans.memory.payload import Payload
 from shard_plans.report import counted
 from tests.conftest import MakeCheckpoint
-from tests.shard_plans.test_memory import bound
 from tests.tools.cli import RunCli
+from tests.tools.converted import bound
 from tests.tools.plans import make_plan
 
 

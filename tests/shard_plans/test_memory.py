@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shard_plans.checkpoints.checkpoint import open_checkpoint
 from shard_plans.documents.plan import Plan, Workload
 from shard_plans.errors import FamilyError, GridError, PlanError
-from shard_plans.families.binding import Binding, bind
-from shard_plans.families.family import load_family
+from shard_plans.families.binding import Binding
 from shard_plans.families.model import Layer, Model
 from shard_plans.memory.cluster import parse_cluster
 from shard_plans.memory.count import ledger, with_ledger
@@ -27,15 +24,11 @@ from shard_plans.placement.place import place
 from tests.checkpoints.architectures import ARCHITECTURES, DEEPSEEKS
 from tests.checkpoints.variants import VARIANTS
 from tests.conftest import MakeCheckpoint
+from tests.tools.converted import bound
 from tests.tools.plans import DENSE_PLANS, MOE_PLANS, make_plan, plan_id
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mixtral", "qwen3_moe_fp8", "deepseek_v3_fp8", "deepseek_v3_mtp"]
 GIB = 1 << 30
-
-
-def bound(folder: Path) -> Binding:
-    checkpoint = open_checkpoint(folder)
-    return bind(checkpoint, load_family(checkpoint.config))
 
 
 def laid_out(binding: Binding, plan: Plan) -> tuple[int, ...]:

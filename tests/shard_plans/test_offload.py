@@ -12,7 +12,7 @@ from shard_plans.memory.count import with_ledger
 from shard_plans.memory.offload import offload
 from shard_plans.memory.payload import Payload
 from tests.conftest import MakeCheckpoint
-from tests.shard_plans.test_memory import bound
+from tests.tools.converted import bound
 from tests.tools.plans import make_plan
 
 

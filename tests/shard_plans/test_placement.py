@@ -7,11 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shard_plans.checkpoints.checkpoint import open_checkpoint
 from shard_plans.errors import GridError, PlanError
-from shard_plans.families.binding import Binding, bind
+from shard_plans.families.binding import Binding
 from shard_plans.families.dims import Share, parse_dim
-from shard_plans.families.family import load_family
 from shard_plans.families.formats import Format
 from shard_plans.families.model import Model
 from shard_plans.families.parameter import Parameter, Part
@@ -21,14 +19,10 @@ from shard_plans.placement.layout import PAGE
 from shard_plans.placement.place import place
 from shard_plans.placement.shards import Placement, ShardTensor
 from tests.conftest import MakeCheckpoint
+from tests.tools.converted import bound
 from tests.tools.plans import DENSE_PLANS, MOE_PLANS, make_plan, plan_id
 
 FAMILIES = ["llama", "qwen2", "mixtral", "qwen3_moe_fp8", "deepseek_v3_fp8", "deepseek_v3_mtp"]
-
-
-def bound(folder: object) -> Binding:
-    checkpoint = open_checkpoint(folder)  # type: ignore[arg-type]
-    return bind(checkpoint, load_family(checkpoint.config))
 
 
 def elements(binding: Binding, tensor: ShardTensor) -> np.ndarray:

@@ -19,7 +19,7 @@ from shard_plans.search.stages import Stages, balance_within, even
 from shard_plans.verbs import open_model
 from tests.checkpoints.giant import CONFIGS
 from tests.conftest import MakeCheckpoint
-from tests.shard_plans.test_memory import bound
+from tests.tools.converted import bound
 
 LOAD = Workload(256, 1 << 18, prefill_chunk=64, utilization=1)
 

@@ -21,9 +21,9 @@ from shard_plans.search.expert_load import ExpertLoad
 from shard_plans.search.found import Found
 from shard_plans.search.search import explore
 from tests.conftest import MakeCheckpoint
-from tests.shard_plans.test_memory import bound
 from tests.tools.browser import CHROMIUM, examine
 from tests.tools.cli import RunCli
+from tests.tools.converted import bound
 
 LOAD = Workload(64, 16, prefill_chunk=64)
 HOSTILE = "</script><img src=x onerror=faults.push('ran')><!-- \u2028 & '\""

@@ -22,7 +22,8 @@ from shard_plans.search.search import make_plan, search
 from shard_plans.search.space import Space
 from shard_plans.search.stages import balance
 from tests.conftest import MakeCheckpoint
-from tests.shard_plans.test_memory import bound, laid_out
+from tests.shard_plans.test_memory import laid_out
+from tests.tools.converted import bound
 
 SMALL = Workload(64, 4, prefill_chunk=64)
 

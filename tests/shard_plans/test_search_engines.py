@@ -11,7 +11,7 @@ from shard_plans.placement.grid import Grid
 from shard_plans.search.candidate import Outlines
 from shard_plans.search.finish import finished
 from tests.conftest import MakeCheckpoint
-from tests.shard_plans.test_memory import bound
+from tests.tools.converted import bound
 
 
 @pytest.mark.parametrize("engine", ["reshard", "vllm", "vllm@0.7.2", "sglang@0.4.6"])

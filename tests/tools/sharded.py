@@ -15,11 +15,13 @@ from converter.verbs import convert
 from runtime.blocks.context import RankContext
 from runtime.blocks.router import Routing
 from runtime.blocks.weights import LayerWeights
+from runtime.checking.checks import Check
 from runtime.comm.comm import Comm
 from runtime.comm.virtual import VirtualWorld
 from runtime.loading.loader import Loader, LoadOptions
 from runtime.opened import open_output
 from runtime.passes import RankRun, forward_pass
+from runtime.run import RunResult
 from shard_plans.families.model import Layer, Model
 
 CPU = torch.device("cpu")
@@ -93,6 +95,16 @@ def convert_tiny(source: Path, out: Path, sizes: Mapping[str, int]) -> None:
     known = {axis: sizes.get(axis) for axis in ("tp", "pp", "dp", "ep", "etp")}
     assert set(sizes) <= set(known)
     convert(source, out, tp=known["tp"], pp=known["pp"], dp=known["dp"], ep=known["ep"], etp=known["etp"])
+
+
+def checks(result: RunResult) -> Mapping[str, Check]:
+    """By name."""
+    return {check.name: check for check in result.checks}
+
+
+def failed(result: RunResult) -> set[str]:
+    """Names of the checks that failed."""
+    return {check.name for check in result.checks if not check.passed}
 
 
 def relative(ours: Tensor, reference: Tensor) -> float:

@@ -25,14 +25,13 @@ from runtime.blocks.linear import column_linear
 from runtime.blocks.norms import rms_norm
 from runtime.blocks.router import Routing, route
 from runtime.blocks.weights import LayerWeights, Readings, Stored, dense, take
-from runtime.checking.checks import Check
 from runtime.opened import Opened, open_output
 from runtime.request import RunOptions
 from runtime.run import RunResult, verify_and_run
 from shard_plans.families.model import Layer
 from tests.tools import tamper
 from tests.tools.kimi import TINY
-from tests.tools.sharded import convert_tiny
+from tests.tools.sharded import checks, convert_tiny, failed
 
 SIZES = {"tp": 2, "pp": 2}
 IDS = torch.randint(0, 500, (17,), generator=torch.Generator().manual_seed(2))
@@ -51,14 +50,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def verify(out: Path) -> RunResult:
     return verify_and_run(RunOptions(out, TINY, input_ids=",".join(map(str, IDS.tolist()))))
-
-
-def checks(result: RunResult) -> Mapping[str, Check]:
-    return {check.name: check for check in result.checks}
-
-
-def failed(result: RunResult) -> set[str]:
-    return {check.name for check in result.checks if not check.passed}
 
 
 def assert_found(result: RunResult, layer: int, *more: str) -> None:
