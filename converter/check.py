@@ -62,16 +62,24 @@ def check(out: Path, deep: Path | None = None, workers: int = 4, progress: Progr
         )
     failures = [*_documents(out, root), *_foreign(out, root)]
     unread: list[Failure] = []
+    broken: list[Failure] = []
     manifests: list[ShardManifest] = []
-    for file in root.files:
-        try:
-            manifests.append(read_shard_manifest(out, file.name, root))
-        except ManifestError as error:
-            unread.append(Failure(file.manifest, None, str(error)))
-    broken = [failure for manifest in manifests for failure in _frame(out, manifest)]
-    total = sum(tensor.nbytes for manifest in manifests for tensor in manifest.tensors)
-    meter = Meter(total + (checkpoint.total_bytes if checkpoint else 0), progress)
-    failures += unread + broken + compare_hashes(out, manifests, workers, meter)
+    meter = Meter(sum(file.size for file in root.files) + (checkpoint.total_bytes if checkpoint else 0), progress)
+
+    def read() -> Iterator[ShardManifest]:
+        """The manifests of the files, while those before are compared."""
+        for file in root.files:
+            try:
+                manifests.append(read_shard_manifest(out, file.name, root))
+            except ManifestError as error:
+                unread.append(Failure(file.manifest, None, str(error)))
+                continue
+            broken.extend(_frame(out, manifests[-1]))
+            meter.add(manifests[-1].header_size)
+            yield manifests[-1]
+
+    wrong = compare_hashes(out, read(), workers, meter)
+    failures += unread + broken + wrong
     if not unread:
         shards = Shards(out, root, manifests)
         failures += disagreements(shards)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,26 +36,49 @@ class _Run:
     manifest: ShardManifest
     pieces: list[_Piece]
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """Where they lie in the file."""
+        return _span(self.manifest, self.pieces[0])[0], _span(self.manifest, self.pieces[-1])[1]
 
-def compare_hashes(out: Path, manifests: list[ShardManifest], workers: int, meter: Meter) -> list[Failure]:
-    """Tensors whose bytes don't have the digest stated."""
+
+@dataclass(slots=True)
+class _Hands:
+    """What one thread holds."""
+
+    reader: Reader
+    run: _Run | None = None
+    """The run to compare next: when its turn comes, the one behind it is read ahead already."""
+
+
+def compare_hashes(out: Path, manifests: Iterable[ShardManifest], workers: int, meter: Meter) -> list[Failure]:
+    """Tensors whose bytes don't have the digest stated; a manifest is asked for when its turn comes."""
     failures: list[Failure] = []
 
     @contextmanager
-    def worker() -> Iterator[Reader]:
+    def worker() -> Iterator[_Hands]:
         with Reader(out, ManifestError, room=CHUNK) as reader:
-            yield reader
+            hands = _Hands(reader)
+            yield hands
+            compare(hands)
 
-    def work(reader: Reader, run: _Run) -> None:
-        spans = [_span(run.manifest, piece) for piece in run.pieces]
-        reader.expect(run.manifest.file, [(spans[0][0], spans[-1][1])])
+    def work(hands: _Hands, run: _Run) -> None:
+        hands.reader.expect(run.manifest.file, [run.span])
+        compare(hands)
+        hands.run = run
+
+    def compare(hands: _Hands) -> None:
+        run = hands.run
+        if run is None:
+            return
         for piece in run.pieces:
             try:
-                failures.extend(_chunks(reader, run.manifest, piece))
+                failures.extend(_chunks(hands.reader, run.manifest, piece))
             except ManifestError as error:
                 failures.append(Failure(run.manifest.file, piece.tensor.name, str(error)))
-        reader.forget()
-        meter.add(sum(stop - start for start, stop in spans))
+        start, stop = run.span
+        hands.reader.passed(1 if start < stop else 0)
+        meter.add(stop - start)
 
     run_all(_runs(out, manifests), worker, work, workers)
     return failures
@@ -67,7 +90,7 @@ def _span(manifest: ShardManifest, piece: _Piece) -> tuple[int, int]:
     return start + piece.start, start + piece.stop
 
 
-def _runs(out: Path, manifests: list[ShardManifest]) -> Iterator[_Run]:
+def _runs(out: Path, manifests: Iterable[ShardManifest]) -> Iterator[_Run]:
     """All tensors that lie in their file whole, in runs that one thread reads; others were reported with the file."""
     for manifest in manifests:
         path = out / manifest.file

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from converter.streams.buffers import PAGE, Bytes, aligned, page_up
+from converter.streams.buffers import PAGE, Bytes, aligned, page_down, page_up
 
 HEAD = 1 << 20
 """Bytes of room before what is read: the end of the window before is put there, so that both are one."""
@@ -127,6 +127,11 @@ class Ahead:
     def passed(self, name: str, offset: int) -> bool:
         """Whether what comes next lies before this byte."""
         return bool(self._coming) and self._coming[0].window.name == name and self._coming[0].stop <= offset
+
+    def reads(self, name: str, start: int, stop: int) -> bool:
+        """Whether what comes next begins in these bytes."""
+        window = self._coming[0].window
+        return window.name == name and page_down(start) <= window.start < stop
 
     def settle(self) -> None:
         """Wait until nothing is being read."""

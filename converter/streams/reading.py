@@ -93,6 +93,16 @@ class Reader(Handles):
         self._spans += [(name, start, stop) for start, stop in spans if start < stop]
         self._read_ahead()
 
+    def passed(self, count: int) -> None:
+        """Expect nothing more of the first `count` spans; what comes behind them is still read ahead."""
+        del self._spans[:count]
+        number, at = self._next
+        self._next = (number - count, at) if number >= count else (0, 0)
+        if self._ahead.busy and not any(self._ahead.reads(*span) for span in self._spans):
+            self._ahead.drop()  # not everything was fetched
+            self._next = 0, 0
+        self._read_ahead()
+
     def forget(self) -> None:
         """Expect nothing more, and hold nothing."""
         self._ahead.drop()

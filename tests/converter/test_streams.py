@@ -132,6 +132,33 @@ def test_what_is_expected_is_read_ahead(
 
 @pytest.mark.parametrize("mode", MODES)
 @given(
+    spans=st.lists(
+        st.tuples(st.integers(0, LONG - 1), st.integers(1, 9 * PAGE), st.floats(0, 1)), min_size=1, max_size=8
+    ),
+    room=st.sampled_from([2, 3]),
+)
+def test_spans_are_passed_fetched_or_not(
+    tmp_path_factory: pytest.TempPathFactory, mode: str, spans: list[tuple[int, int, float]], room: int
+) -> None:
+    folder, data = tmp_path_factory.getbasetemp(), (bytes(range(251)) * (LONG // 251 + 1))[:LONG]
+    for name in ("even", "odd"):
+        (folder / name).write_bytes(data) if not (folder / name).exists() else None
+    listed = [(start, min(start + size, LONG), share) for start, size, share in spans]
+    with file_system(mode), Reader(folder, CheckpointError, room=room * PAGE) as reader:
+        reader.expect("even", [listed[0][:2]])
+        for number, (start, stop, share) in enumerate(listed):
+            if number + 1 < len(listed):
+                reader.expect(("odd", "even")[number % 2], [listed[number + 1][:2]])
+            end = start + round((stop - start) * share)
+            while start < end:
+                view = reader.some(("even", "odd")[number % 2], start, end - start)
+                assert view and view == data[start : start + len(view)]
+                start += len(view)
+            reader.passed(1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(
     start=st.integers(0, 3).map(lambda page: page * PAGE) | st.integers(0, 9000),
     room=st.integers(1, 3),
     borders=st.lists(st.integers(0, SIZE // 2), max_size=6),
