@@ -33,7 +33,7 @@ class Sink:
     Memory that is filled more than once is two halves: one is filled while the other one is written.
     """
 
-    __slots__ = ("_filled", "_hash", "_job", "_moved", "_name", "_other", "_place", "_room", "_writer")
+    __slots__ = ("_filled", "_hash", "_job", "_left", "_moved", "_name", "_other", "_place", "_room", "_writer")
 
     def __init__(self, writer: Writer, place: Place, room: Bytes, moved: Callable[[int], None]) -> None:
         """`room` begins at a page and is whole pages; it must be left alone until the writer has finished.
@@ -45,6 +45,8 @@ class Sink:
         self._room = room[: len(room) - half]
         self._other = room[len(room) - half :] if half else None
         self._filled = 0
+        self._left = place.stop - place.start
+        """Bytes that aren't on their way to the disk."""
         self._job: Future[None] | None = None
         """The write of the half that isn't being filled."""
         self._moved = moved
@@ -91,12 +93,19 @@ class Sink:
             return
         data = self._room.data[: self._filled]
         self._hash.update(data)
-        before, self._job = self._job, self._writer.later(self._name, self._place, data)
+        before = self._job
+        self._left -= len(data)
+        if self._left:
+            self._job = self._writer.later(self._name, self._place, data)
+        else:
+            self._writer.gather(self._name, self._place, data)
         self._moved(self._filled)
         self._place += self._filled
         self._filled = 0
+        if not self._left:
+            return  # the memory isn't needed again
         if self._other is None:
-            before = self._job if len(data) == len(self._room) else None
+            before = self._job
         else:
             self._room, self._other = self._other, self._room
         if before is not None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from shard_plans.errors import OutputError
 SYNC_FILE_RANGE_WRITE, SYNC_FILE_RANGE_ALL = 2, 7
 EARLY = 256 << 10
 """Bytes of a write from which on the system is asked to begin with it at once, instead of when memory is full."""
+SHORT = 64 << 10
+"""Bytes below which a piece waits for its neighbours: each write through the page cache holds up direct ones."""
 _libc: Any = ctypes.CDLL(None, use_errno=True)
 _early: Any = getattr(_libc, "sync_file_range", None)
 
@@ -30,6 +34,8 @@ class Writer(Handles):
         """The last large range of each file that was written through the page cache."""
         self._pool: ThreadPoolExecutor | None = None
         self._jobs: list[Future[None]] = []
+        self._short: list[tuple[str, int, memoryview]] = []
+        """Pieces that wait for their neighbours: file, offset, bytes."""
 
     def write(self, name: str, offset: int, data: memoryview, aligned: bool = False) -> None:
         """Write all of `data` at `offset` of the file `name`; `aligned` says that the memory begins at a page."""
@@ -50,14 +56,27 @@ class Writer(Handles):
 
         The memory must be left alone until the write is done. From then on `write` is for that thread alone.
         """
+        return self._submit(name, offset, data, True)
+
+    def gather(self, name: str, offset: int, data: memoryview) -> None:
+        """The same for the last piece of a stretch; a short one is written with those that it lies beside."""
+        if len(data) < SHORT:
+            self._short.append((name, offset, data))
+        else:
+            self._submit(name, offset, data, True)
+
+    def _submit(self, name: str, offset: int, data: memoryview, aligned: bool) -> Future[None]:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "reshard-behind")
         self._jobs = [job for job in self._jobs if not job.done() or job.exception()]
-        self._jobs.append(self._pool.submit(self.write, name, offset, data, True))
+        self._jobs.append(self._pool.submit(self.write, name, offset, data, aligned))
         return self._jobs[-1]
 
     def finish(self) -> None:
         """Wait until everything is written. Raises OutputError."""
+        short, self._short = self._short, []
+        for name, offset, data in _joined(short):
+            self._submit(name, offset, data, False)
         while self._jobs:
             self._jobs.pop(0).result()
 
@@ -91,6 +110,18 @@ class Writer(Handles):
         if before is not None:
             _early(handle, ctypes.c_int64(before[0]), ctypes.c_int64(before[1]), SYNC_FILE_RANGE_ALL)
             os.posix_fadvise(handle, *before, os.POSIX_FADV_DONTNEED)
+
+
+def _joined(pieces: list[tuple[str, int, memoryview]]) -> Iterator[tuple[str, int, memoryview]]:
+    """Copies of the pieces, those that lie beside one another as one."""
+    data = bytearray()
+    listed = sorted(pieces, key=lambda piece: piece[:2])
+    for (name, offset, piece), after in zip_longest(listed, listed[1:]):
+        data += piece
+        end = offset + len(piece)
+        if after is None or after[:2] != (name, end):
+            yield name, end - len(data), memoryview(data)
+            data = bytearray()
 
 
 def begin_writing(handle: int) -> None:
