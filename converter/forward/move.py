@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from pathlib import Path
@@ -28,7 +29,7 @@ from converter.streams.workers import Meter
 from converter.streams.writing import Writer, write_fault
 from shard_plans.errors import OutputError, ReshardError
 
-COMMIT = 1.0
+COMMIT = 2.5
 """Seconds between entries of the journal; a crash loses about as much work."""
 PROVE = 16
 """Bytes made for each byte that is left to read to prove them: from there on it is read for that alone."""
@@ -41,6 +42,10 @@ class Hands:
     reader: StoredReader
     writer: Writer
     staging: Staging
+    next: Sequence[int] = ()
+    """The units of the batch that comes next."""
+    spans: int = 0
+    """How many spans its reader expects for it."""
     held: dict[int, bytes] = field(default_factory=dict)
     """Units that are written, with their digests, but not yet known to come from undamaged bytes."""
 
@@ -73,6 +78,9 @@ class Move:
         self.tops = Tops()
         self._pending: dict[int, bytes] = {}
         self._committing = threading.Lock()
+        self._committer = ThreadPoolExecutor(1, "reshard-commit")
+        self._commits: Future[None] | None = None
+        """The last commit that was begun."""
         self._committed = time.monotonic()
 
     def digest(self, file: int, index: int) -> Digest:
@@ -116,21 +124,28 @@ class Move:
         with self.source.reader(self.buffer) as reader, Writer(self.out) as writer:
             hands = Hands(reader, writer, Staging(self.buffer))
             yield hands
+            self.do_next(hands)
             self.prove(hands, True)
         with self.meter.lock:
             self.bytes_read += reader.bytes_read
             self.bytes_written += writer.bytes_written
 
     def batch(self, hands: Hands, numbers: Sequence[int]) -> None:
-        """Read what these units draw on, in the order of the file; write and hash their stretches."""
+        """Take a batch on: what its units draw on is read while the one before is done."""
+        ranges = merged([found for number in numbers for found in read_whole(self.copied[number], self.checkpoint)])
+        for file, start, stop in ranges:
+            hands.reader.expect(self.checkpoint.files[file].name, [(start, stop)])
+        self.do_next(hands)
+        hands.next, hands.spans = numbers, sum(start < stop for _, start, stop in ranges)
+
+    def do_next(self, hands: Hands) -> None:
+        """Read what the batch draws on, in the order of the file; write and hash the stretches of its units."""
+        numbers, hands.next = hands.next, ()
+        if not numbers:
+            return
         units = [self.copied[number] for number in numbers]
         parts = [part for unit in units for part in unit.slices]
         rooms = iter(hands.staging.shares([part.stop - part.start for part in parts]))
-        wanted: dict[int, list[tuple[int, int]]] = {}
-        for file, start, stop in merged([found for unit in units for found in read_whole(unit, self.checkpoint)]):
-            wanted.setdefault(file, []).append((start, stop))
-        for file, spans in wanted.items():
-            hands.reader.expect(self.checkpoint.files[file].name, spans)
 
         def fetch(file: int, offset: int, length: int, unit: int) -> memoryview:
             return hands.reader.some(self.checkpoint.files[file].name, offset, length, unit)
@@ -148,7 +163,8 @@ class Move:
             else:
                 hands.held[numbers[order]] = b"".join(sink.finish() for sink in sinks[order])
         self.prove(hands)
-        hands.reader.forget()
+        hands.reader.passed(hands.spans)
+        hands.spans = 0
 
     def sink(self, hands: Hands, part: Slice, room: Bytes) -> Sink:
         """Where the bytes of a stretch go; `room` must be left alone until `prove` was called."""
@@ -171,19 +187,25 @@ class Move:
         self._keep(number, digests)
         with self.meter.lock:
             self._pending[number] = digests
-        if time.monotonic() - self._committed >= COMMIT and self._committing.acquire(blocking=False):
-            try:
-                self._commit()
-            finally:
-                self._committing.release()
+        with self._committing:
+            if time.monotonic() - self._committed >= COMMIT and (self._commits is None or self._commits.done()):
+                self._settle()
+                self._commits = self._committer.submit(self._commit)  # the workers go on meanwhile
+                self._committed = time.monotonic()
+
+    def _settle(self) -> None:
+        """Wait for the commit that was begun. Raises OutputError where it failed."""
+        if self._commits is not None:
+            self._commits.result()
 
     def finish(self, failed: bool = False) -> None:
         """Vouch for the rest; after a failure as far as that still works."""
-        if failed:
-            with suppress(ReshardError, OSError):
+        try:
+            with suppress(ReshardError, OSError) if failed else nullcontext():
+                self._settle()
                 self._commit()
-        else:
-            self._commit()
+        finally:
+            self._committer.shutdown()
 
     def _commit(self) -> None:
         """First the data, then the entries that vouch for them."""
@@ -197,7 +219,6 @@ class Move:
         except OSError as error:
             raise write_fault(self.out, error) from error
         self.journal.add(taken)
-        self._committed = time.monotonic()
 
     def partial_name(self, file: int) -> str:
         """What the file is called until it is whole."""

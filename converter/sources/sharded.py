@@ -125,8 +125,12 @@ class ShardReader(AbstractContextManager["ShardReader"]):
     def expect(self, name: str, spans: Sequence[tuple[int, int]]) -> None:
         """Nothing is read ahead: a part of a stored tensor is a large piece already."""
 
-    def forget(self) -> None:
+    def passed(self, count: int) -> None:
         """Deal the memory anew."""
+        self.shards.rest()
+
+    def forget(self) -> None:
+        """The same."""
         self.shards.rest()
 
     def read(self, name: str, offset: int, view: memoryview) -> memoryview:

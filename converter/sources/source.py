@@ -41,6 +41,9 @@ class StoredReader(Protocol):
     def expect(self, name: str, spans: Sequence[tuple[int, int]]) -> None:
         """Say that all bytes of these ascending spans of the file will be fetched, after those named before."""
 
+    def passed(self, count: int) -> None:
+        """Expect nothing more of the first `count` spans; what comes behind them is still read ahead."""
+
     def forget(self) -> None:
         """Expect nothing more, and hold nothing."""
 

@@ -28,15 +28,18 @@ def many_units(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(move, "COMMIT", 0.0)
 
 
-def at_call(names: tuple[str, ...], number: int, act: Callable[[], object]) -> Callable[[], int]:
-    """Call `act` before the call of that number; returns how to ask how many there were. Patches `os` for good."""
+def at_call(names: tuple[str, ...], number: int, act: Callable[[], object], lasting: bool = False) -> Callable[[], int]:
+    """Call `act` before the call of that number; returns how to ask how many there were. Patches `os` for good.
+
+    What is `lasting` happens before every later call too.
+    """
     count = 0
 
     def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **options: Any) -> Any:
             nonlocal count
             count += 1
-            if count == number:
+            if count == number or (lasting and count > number):
                 act()
             return call(*arguments, **options)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,26 @@ class Disk:
         return found
 
 
+class AtOnce:
+    """Does what is submitted in the calling thread: every run has the same moments then."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def submit(self, work: Callable[[], None]) -> Future[None]:
+        """Do it now."""
+        done: Future[None] = Future()
+        try:
+            work()
+            done.set_result(None)
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def shutdown(self) -> None:
+        """Nothing is left to do."""
+
+
 def recorded(root: Path, patch: Any, moment: Callable[[Disk], object]) -> Iterator[Disk]:
     """While this generator stands, calls are recorded; `moment` is called before each that the disk may be lost at."""
     disk = Disk(root)
@@ -109,4 +130,5 @@ def recorded(root: Path, patch: Any, moment: Callable[[Disk], object]) -> Iterat
 
     for name, call in (("open", opened), ("fsync", fsync), ("rename", rename), ("unlink", unlink)):
         patch.setattr(os, name, call)
+    patch.setattr("converter.forward.move.ThreadPoolExecutor", AtOnce)
     yield disk
