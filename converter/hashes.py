@@ -94,7 +94,10 @@ def _runs(out: Path, manifests: Iterable[ShardManifest]) -> Iterator[_Run]:
     """All tensors that lie in their file whole, in runs that one thread reads; others were reported with the file."""
     for manifest in manifests:
         path = out / manifest.file
-        size = path.stat().st_size if path.is_file() else 0
+        try:
+            size = path.stat().st_size if path.is_file() else 0
+        except OSError as error:
+            raise ManifestError(f"{path} can't be looked at: {error.strerror}; check again") from error
         run, end = _Run(manifest, []), 0
         for tensor in sorted(manifest.tensors, key=lambda tensor: tensor.offset):
             if manifest.header_size + tensor.offset + tensor.nbytes > size:
