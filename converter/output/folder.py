@@ -137,6 +137,8 @@ class OutputFolder:
             if self._lock.take():
                 self._remove_own(True)
         self._lock.release()
+        with suppress(OSError), self.alone():
+            pass  # a part that was killed while it wrote what belongs to none left its lock
 
     def _remove_own(self, everything: bool) -> None:
         """Remove journals and records: this part's or everything that a finished conversion doesn't need."""
