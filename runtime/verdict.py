@@ -100,7 +100,7 @@ def _alone(outcome: Outcome, relative: Callable[[str, str], Check | None], ties:
     """The checks that a near-tie doesn't spoil: each layer alone, and the replicas among themselves."""
     return [
         relative("vision", "relative error of one of the images' tokens"),
-        relative("layers", "relative error of what a block adds to one token, fed with the reference's input"),
+        relative("layers", "relative error of a layer's contribution to one token, fed with the reference's input"),
         make_check("routing", outcome.measures, 0.0, f"{outcome.wrong} of {outcome.routed} routes differ{ties}"),
         relative("replicas", f"relative error of one token's logits, over {outcome.agreed} tokens"),
     ]

@@ -5,9 +5,6 @@ The same code runs sharded and unsharded: with one rank's shard under any Comm, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from torch import Tensor
 
 from runtime.blocks import stream, vocabulary
@@ -29,8 +26,8 @@ from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Layer
 
 __all__ = [
-    "Beside", "ExpertSlots", "LayerCache", "RankContext", "Routing", "check_model", "embed", "logits", "named",
-    "run_attention", "run_ffn", "run_layer", "single_rank",
+    "Beside", "ExpertSlots", "LayerCache", "RankContext", "Routing", "check_model", "embed", "logits", "run_layer",
+    "single_rank",
 ]  # fmt: skip
 
 ATTENTION = {"gqa": gqa, "mla": mla, "kda": kda, "gdn": gdn, "compressed": compressed}
@@ -60,46 +57,11 @@ def run_layer(
     the tokens; some blocks need it. Raises RuntimeFault for a block that the runtime lacks, a missing weight, or one
     that no block reads.
     """
-    read, beside = Readings(weights), beside or Beside()
-    x = run_attention(ctx, layer, read, x, cache, positions, beside)
-    x, routing = run_ffn(ctx, layer, read, x, beside)
-    with named(layer):
-        read.refuse_unread()
-    return x, routing
-
-
-def run_attention(
-    ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, cache: LayerCache | None, positions: Tensor,
-    beside: Beside,
-) -> Tensor:  # fmt: skip
-    """The layer's first half: the stream x with attention's output added. As run_layer."""
     check_layer(ctx.model, layer)
-    with named(layer):
-        h, add = stream.enter(ctx, layer, weights, "attn", x)
-        h = model_norm(ctx, weights, "attn.norm", h)
-        return add(ATTENTION[layer.words["attn"]](ctx, layer, weights, h, cache, positions, beside))
-
-
-def run_ffn(
-    ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, beside: Beside
-) -> tuple[Tensor, Routing | None]:
-    """The layer's second half: the stream x behind attention, with the output of the experts or the MLP added.
-
-    What images add to early layers counts with it. As run_layer.
-    """
-    check_layer(ctx.model, layer)
-    with named(layer):
-        h, add = stream.enter(ctx, layer, weights, "ffn", x)
-        h = model_norm(ctx, weights, "ffn.norm", h)
-        routing: Routing | None = None
-        if layer.words["ffn"] == "moe":
-            y, routing = moe(ctx, layer, weights, h, beside.ids)
-        else:
-            y = swiglu(ctx, layer.words, weights, "mlp", "ffn", h)
-    x = add(y)
-    if beside.deep is not None and beside.tokens is not None and layer.index < len(beside.deep):
-        x = x.index_add(0, beside.tokens, beside.deep[layer.index].to(x.dtype))
-    return x, routing
+    try:
+        return _run_layer(ctx, layer, weights, x, cache, positions, beside or Beside())
+    except RuntimeFault as fault:
+        raise RuntimeFault(f"layer {layer.index}: {fault}") from fault
 
 
 def logits(ctx: RankContext, weights: LayerWeights, x: Tensor) -> Tensor:
@@ -110,10 +72,23 @@ def logits(ctx: RankContext, weights: LayerWeights, x: Tensor) -> Tensor:
     return vocabulary.logits(ctx, weights, stream.seen(ctx, weights, "out", x))
 
 
-@contextmanager
-def named(layer: Layer) -> Iterator[None]:
-    """Faults within name the layer."""
-    try:
-        yield
-    except RuntimeFault as fault:
-        raise RuntimeFault(f"layer {layer.index}: {fault}") from fault
+def _run_layer(
+    ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, cache: LayerCache | None, positions: Tensor,
+    beside: Beside,
+) -> tuple[Tensor, Routing | None]:  # fmt: skip
+    read = Readings(weights)
+    h, add = stream.enter(ctx, layer, read, "attn", x)
+    h = model_norm(ctx, read, "attn.norm", h)
+    x = add(ATTENTION[layer.words["attn"]](ctx, layer, read, h, cache, positions, beside))
+    h, add = stream.enter(ctx, layer, read, "ffn", x)
+    h = model_norm(ctx, read, "ffn.norm", h)
+    routing: Routing | None = None
+    if layer.words["ffn"] == "moe":
+        y, routing = moe(ctx, layer, read, h, beside.ids)
+    else:
+        y = swiglu(ctx, layer.words, read, "mlp", "ffn", h)
+    read.refuse_unread()
+    x = add(y)
+    if beside.deep is not None and beside.tokens is not None and layer.index < len(beside.deep):
+        x = x.index_add(0, beside.tokens, beside.deep[layer.index].to(x.dtype))
+    return x, routing

@@ -25,8 +25,6 @@ class Measure:
     check: str
     value: float
     where: str
-    layer: int = -1
-    """Of which layer; -1: of none, or of what comes before the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +61,14 @@ def worst(measures: Iterable[Measure], high: bool = True) -> Measure | None:
 
 
 def make_check(name: str, measures: Iterable[Measure], limit: float, note: str = "", high: bool = True) -> Check | None:
-    """The check `name` from its measures; None where nothing was measured. nan never passes.
-
-    Beside the worst it names the first layer that doesn't pass: what comes behind may follow from that.
-    """
-    own = [measure for measure in measures if measure.check == name]
-    found = worst(own, high)
+    """The check `name` from its measures; None where nothing was measured. nan never passes."""
+    found = worst((m for m in measures if m.check == name), high)
     if found is None:
         return None
-    wrong = [m for m in own if not (m.value <= limit if high else m.value >= limit)]
+    passed = found.value <= limit if high else found.value >= limit
     number = None if not math.isfinite(found.value) else found.value
     where = found.where if number is not None else f"{found.where}: {found.value}, not a finite number"
-    first = min(wrong, key=lambda measure: measure.layer, default=found)
-    if first.layer != found.layer:
-        where += f"; the first beyond the limit: {first.where}"
-    return Check(name, not wrong, number, limit, where, note, "most" if high else "least")
+    return Check(name, passed, number, limit, where, note, "most" if high else "least")
 
 
 def gather(comm: Comm, device: torch.device, value: Any) -> list[Any]:

@@ -56,7 +56,7 @@ class Ladder:
         self._wide = reference_dtype(run.ctx.compute)
         self._tokens, self._beside = len(ids), beside_images(self.ctx.model, ids, images)
         self._positions = torch.arange(len(ids), device=run.ctx.device)
-        self._start = self._middle = self._out = torch.empty(0)
+        self._start = self._out = torch.empty(0)
         if compare:
             self._out = self._share(None if reference is None else reference.begin(ids, images))
             if self._beside.tokens is not None and self.ctx.model.sizes.get("deepstack"):
@@ -75,11 +75,11 @@ class Ladder:
         """The same where the margin was too large for that (in low precision: whatever the margin); and all of them."""
         self.chosen: dict[int, int] = {}
         """Layer -> how many of its experts some token chose; on rank 0."""
-        self._worst: dict[tuple[str, int], Measure] = {}
+        self._worst: dict[str, Measure] = {}
 
     @property
     def measures(self) -> list[Measure]:
-        """The worst of each kind in each layer."""
+        """The worst of each kind."""
         return list(self._worst.values())
 
     def placed(self, tokens: Tensor, x: Tensor) -> None:
@@ -89,18 +89,16 @@ class Ladder:
         where, ours, theirs = f"rank {self.ctx.at.rank}", x[tokens], self._out[tokens]
         if exact(self.ctx.compute):
             error, row = layer_error(torch.zeros_like(theirs), ours, theirs)
-            self._note(-1, "vision", error, f"{where}, token {int(tokens[row])}")
+            self._note("vision", error, f"{where}, token {int(tokens[row])}")
         else:
-            self._note(-1, "vision", cosine(ours, theirs), where, high=False)
+            self._note("vision", cosine(ours, theirs), where, high=False)
 
     def before(self, layer: Layer) -> None:
         """Run the reference's layer and hand its result round."""
         if not self._compare:
             return
         record: Record | None = None if self._reference is None else self._reference.next_layer()
-        self._start = self._out
-        self._middle = self._share(None if record is None else record.middle)
-        self._out = self._share(None if record is None else record.out)
+        self._start, self._out = self._out, self._share(None if record is None else record.out)
         self._routing = None
         if layer.words.get("index") == "previous":
             shape = (self._tokens, min(self._tokens, picks_before(self.ctx.model, layer.index)))
@@ -119,7 +117,7 @@ class Ladder:
                 self.chosen[layer.index] = len(set(found.indices.flatten().tolist()))
 
     def after(self, layer: Layer, weights: LayerWeights, start: Tensor, out: Tensor, routing: Routing | None) -> None:
-        """Compare the layer's result end to end, then run each of its halves again on the reference's own input."""
+        """Compare the layer's result end to end, then run it again on the reference's own input."""
         if self._advance is not None and self.ctx.at.dp == self.ctx.at.tp == 0:
             self._advance(layer.index + 1, len(self.ctx.model.forward_layers))
         if routing is not None:
@@ -127,86 +125,50 @@ class Ladder:
             self.untied = min(self.untied, *near.nonzero().flatten().tolist(), self._tokens)
         if not self._compare:
             return
-        self._compare_input(layer, start)
-        words, where = layer.words, f"layer {layer.index}, rank {self.ctx.at.rank}"
-        middle = forward.run_attention(
+        alone, alone_routing = forward.run_layer(
             self.ctx, layer, weights, self._start.to(self.ctx.compute), None, self._positions, self._beside
         )
-        alone, alone_routing = forward.run_ffn(
-            self.ctx, layer, weights, self._middle.to(self.ctx.compute), self._beside
-        )
-        halves = (
-            (words["attn"], stream.carry(self.ctx.model, layer, self._start), middle, self._middle),
-            (words["ffn"], self._middle, alone, self._out),
-        )
-        if not self._same_shapes(where, layer.index, (middle, self._middle), (alone, self._out), (out, self._out)):
-            return
-        if exact(self.ctx.compute):
-            kept = self._compare_routing(where, layer.index, routing, alone_routing)
-            for block, base, ours, theirs in halves:
-                rows = kept if block == "moe" else torch.ones_like(kept)
-                experts = alone_routing.indices if block == "moe" and alone_routing is not None else None
-                self._compare_half(f"{where}, {block}", layer.index, rows, base, ours, theirs, experts)
-            if self.clean:
-                self._drift = relative(out[: self.clean], self._out[: self.clean])
-                self._note(layer.index, "hidden", self._drift, where)
-            return
-        for block, _, ours, theirs in halves:
-            self._note(layer.index, "layers", cosine(ours, theirs), f"{where}, {block}", high=False)
-        self._note(layer.index, "hidden", cosine(out, self._out), where, high=False)
-        if self._routing is not None and alone_routing is not None:
-            routed = self._routed(alone_routing, -1.0)
-            self.wrong, self.routed = self.wrong + len(routed.wrong), self.routed + routed.tokens
-            self._note(layer.index, "routing", 1 - len(routed.wrong) / max(1, routed.tokens), where, high=False)
+        where = f"layer {layer.index}, rank {self.ctx.at.rank}"
+        if alone.shape != self._out.shape or out.shape != self._out.shape:
+            self._note_shape(where, alone, out)
+        elif exact(self.ctx.compute):
+            self._compare_exact(where, layer, out, routing, alone, alone_routing)
+        else:
+            self._note("layers", cosine(alone, self._out), where, high=False)
+            self._note("hidden", cosine(out, self._out), where, high=False)
+            if self._routing is not None and alone_routing is not None:
+                routed = self._routed(alone_routing, -1.0)
+                self.wrong, self.routed = self.wrong + len(routed.wrong), self.routed + routed.tokens
+                self._note("routing", 1 - len(routed.wrong) / max(1, routed.tokens), where, high=False)
 
-    def _compare_input(self, layer: Layer, start: Tensor) -> None:
-        """What came into the stage: the embedding, which is the ranks' own, or what the stage before handed over."""
-        at, first = self.ctx.at, self.run.stages[self.ctx.at.stage][0]
-        if layer.index != first or start.shape != self._start.shape:
-            return
-        high = exact(self.ctx.compute)
-        if at.stage == 0:
-            words = torch.ones(self._tokens, dtype=torch.bool, device=start.device)
-            if self._beside.tokens is not None:
-                words[self._beside.tokens] = False
-            ours, theirs = start[words], self._start[words]
-            where = f"embedding, rank {at.rank}"
-            if high and len(ours):
-                error, row = layer_error(torch.zeros_like(theirs), ours, theirs)
-                self._note(-1, "layers", error, f"{where}, token {int(words.nonzero()[row])}")
-            elif len(ours):
-                self._note(-1, "layers", cosine(ours, theirs), where, high=False)
-        elif self.clean:
-            measure = relative if high else cosine
-            value = measure(start[: self.clean], self._start[: self.clean])
-            self._note(first - 1, "hidden", value, f"handed to stage {at.stage}, rank {at.rank}", high)
-
-    def _compare_routing(self, where: str, layer: int, routing: Routing | None, alone: Routing | None) -> Tensor:
-        """Compare where the tokens went; True for those whose way is the reference's [tokens], on the CPU."""
+    def _compare_exact(
+        self, where: str, layer: Layer, out: Tensor, routing: Routing | None, alone: Tensor,
+        alone_routing: Routing | None,
+    ) -> None:  # fmt: skip
         kept = torch.ones(self._tokens, dtype=torch.bool)
-        if self._routing is None or routing is None or alone is None:
-            return kept
-        noise = NOISE[self.ctx.compute]
-        routed = self._routed(alone, noise)
-        self._note(layer, "routing", float(len(routed.wrong)), self._routed_words(where, routed, alone))
-        self.wrong, self.routed = self.wrong + len(routed.wrong), self.routed + routed.tokens
-        self.ties += len(routed.ties)
-        kept[list(routed.ties)] = False
-        drifted = self._routed(routing, max(noise, DRIFT * min(self._drift, NOISE[torch.float32] * 100)))
-        self.clean = min(self.clean, *drifted.ties, self._tokens)
-        return kept
-
-    def _compare_half(
-        self, where: str, layer: int, kept: Tensor, base: Tensor, ours: Tensor, theirs: Tensor, experts: Tensor | None
-    ) -> None:
-        """What one block added to the tokens that count; `experts` [tokens, k] are named beside the worst."""
-        rows = kept.nonzero().flatten()
-        if not len(rows):
-            return
-        error, row = layer_error(base.cpu()[rows], ours.cpu()[rows], theirs.cpu()[rows])
-        token = int(rows[row])
-        chosen = "" if experts is None else f" (experts {', '.join(map(str, experts[token].tolist()))})"
-        self._note(layer, "layers", error, f"{where}, token {token}{chosen}")
+        experts: Tensor | None = None
+        if self._routing is not None and routing is not None and alone_routing is not None:
+            noise = NOISE[self.ctx.compute]
+            routed = self._routed(alone_routing, noise)
+            self._note("routing", float(len(routed.wrong)), self._routed_words(where, routed, alone_routing))
+            self.wrong, self.routed = self.wrong + len(routed.wrong), self.routed + routed.tokens
+            self.ties += len(routed.ties)
+            kept[list(routed.ties)] = False
+            experts = alone_routing.indices
+            drifted = self._routed(routing, max(noise, DRIFT * min(self._drift, NOISE[torch.float32] * 100)))
+            self.clean = min(self.clean, *drifted.ties, self._tokens)
+        if bool(kept.any()):
+            rows = kept.nonzero().flatten()
+            base = stream.carry(self.ctx.model, layer, self._start)
+            error, row = layer_error(base.cpu()[rows], alone.cpu()[rows], self._out.cpu()[rows])
+            token = int(rows[row])
+            words = f"{where}, token {token}"
+            if experts is not None:
+                words += f" (experts {', '.join(map(str, experts[token].tolist()))})"
+            self._note("layers", error, words)
+        if self.clean:
+            self._drift = relative(out[: self.clean], self._out[: self.clean])
+            self._note("hidden", self._drift, where)
 
     def _routed(self, ours: Routing, noise: float) -> Routed:
         assert self._routing is not None
@@ -224,18 +186,13 @@ class Ladder:
             f"{sorted(ids[token].tolist())} by a margin of {float(margin[token]):.1e}"
         )
 
-    def _same_shapes(self, where: str, layer: int, *pairs: tuple[Tensor, Tensor]) -> bool:
+    def _note_shape(self, where: str, alone: Tensor, out: Tensor) -> None:
         """Streams of another width than the reference's can't be compared; that they differ is the finding."""
         high = exact(self.ctx.compute)
-        wrong = [
-            (check, ours, theirs)
-            for check, (ours, theirs) in zip(("layers", "layers", "hidden"), pairs, strict=True)
-            if ours.shape != theirs.shape
-        ]
-        for check, ours, theirs in wrong:
-            words = f"{where}: {ours.shape[1]} vectors a token, the reference has {theirs.shape[1]}"
-            self._note(layer, check, math.inf if high else -1.0, words, high)
-        return not wrong
+        for check, x in (("layers", alone), ("hidden", out)):
+            if x.shape != self._out.shape:
+                words = f"{where}: {x.shape[1]} vectors a token, the reference has {self._out.shape[1]}"
+                self._note(check, math.inf if high else -1.0, words, high)
 
     def _share(self, x: Tensor | None) -> Tensor:
         """Rank 0's stream on all ranks. How wide it is the reference says: a rank's own model may be wrong there."""
@@ -246,7 +203,7 @@ class Ladder:
         width = int(comm.broadcast(mine, 0, (1,), torch.int64))
         return comm.broadcast(x, 0, (self._tokens, width, hidden), self._wide)
 
-    def _note(self, layer: int, check: str, value: float, where: str, high: bool = True) -> None:
-        new = Measure(check, value, where, layer)
-        known = self._worst.get((check, layer))
-        self._worst[check, layer] = new if known is None else worst([known, new], high) or new
+    def _note(self, check: str, value: float, where: str, high: bool = True) -> None:
+        new = Measure(check, value, where)
+        known = self._worst.get(check)
+        self._worst[check] = new if known is None else worst([known, new], high) or new

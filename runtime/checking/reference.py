@@ -18,7 +18,7 @@ from runtime.blocks import forward, towers
 from runtime.blocks.forward import Beside, RankContext, Routing
 from runtime.blocks.images import Images
 from runtime.blocks.places import beside_images
-from runtime.blocks.weights import LayerWeights, Readings, Stored
+from runtime.blocks.weights import LayerWeights, Stored
 from runtime.checking.rebuilt import Rebuilt
 from runtime.loading.reading import as_stored, empty_bytes, fill, open_file
 from shard_plans.checkpoints.checkpoint import Checkpoint
@@ -35,8 +35,6 @@ class Record:
     layer: Layer
     start: Tensor
     """The stream into the layer [tokens, .., hidden]."""
-    middle: Tensor
-    """The stream between attention and the experts or the MLP."""
     out: Tensor
     """The stream out of it."""
     routing: Routing | None
@@ -148,13 +146,10 @@ class Reference:
         if layer is None:
             raise RuntimeFault("the reference was asked for a layer behind its last one")
         with torch.no_grad():
-            weights, before = Readings(self.weights(layer.index)), replace(self._beside)
-            middle = forward.run_attention(self.context, layer, weights, start, None, positions, self._beside)
-            out, routing = forward.run_ffn(self.context, layer, weights, middle, self._beside)
-            with forward.named(layer):
-                weights.refuse_unread()
+            weights, before = self.weights(layer.index), replace(self._beside)
+            out, routing = forward.run_layer(self.context, layer, weights, start, None, positions, self._beside)
         self._x = out
-        return Record(layer, start, middle, out, routing, before)
+        return Record(layer, start, out, routing, before)
 
     def weights(self, layer: int) -> LayerWeights:
         """Of one layer, on the device."""

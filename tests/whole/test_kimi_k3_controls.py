@@ -166,21 +166,17 @@ def test_a_wrong_block(control: str, whole: Path, monkeypatch: pytest.MonkeyPatc
 
 def only_in(monkeypatch: pytest.MonkeyPatch, index: int, module: Any, name: str, wrong: Any) -> None:
     """Put `wrong` in the place of a function, for layer `index` of sharded ranks; ranks are threads."""
-    here, right = threading.local(), getattr(module, name)
+    here, right, run = threading.local(), getattr(module, name), forward._run_layer
 
-    def watched(half: Callable[..., Any]) -> Callable[..., Any]:
-        def run(ctx: RankContext, layer: Layer, *rest: Any) -> Any:
-            here.wrong = layer.index == index and ctx.grid.world > 1
-            try:
-                return half(ctx, layer, *rest)
-            finally:
-                here.wrong = False
+    def run_layer(ctx: RankContext, layer: Layer, *rest: Any) -> Any:
+        here.wrong = layer.index == index and ctx.grid.world > 1
+        try:
+            return run(ctx, layer, *rest)
+        finally:
+            here.wrong = False
 
-        return run
-
-    for half in ("run_attention", "run_ffn"):
-        monkeypatch.setattr(forward, half, watched(getattr(forward, half)))
-    monkeypatch.setattr(module, name, lambda *given: (wrong if getattr(here, "wrong", False) else right)(*given))
+    monkeypatch.setattr(forward, "_run_layer", run_layer)
+    monkeypatch.setattr(module, name, lambda *given: (wrong if here.wrong else right)(*given))
 
 
 def test_w1_and_w3_swapped_in_the_files(whole: Path, tmp_path: Path) -> None:
