@@ -7,7 +7,8 @@ from collections.abc import Set as AbstractSet
 import torch
 from torch import Tensor
 
-from runtime.passes import Caches, RankRun, forward_pass
+from runtime.blocks.piece import Caches
+from runtime.passes import RankRun, forward_pass
 
 
 def generate(

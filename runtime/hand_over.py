@@ -8,40 +8,40 @@ import torch
 from torch import Tensor
 
 from runtime.blocks import stream
-from runtime.blocks.beside import Beside
 from runtime.blocks.context import RankContext
+from runtime.blocks.piece import Piece, tokens_of
 from shard_plans.families.model import Model
 
 Stages = Sequence[tuple[int, int]]
 """Half-open layer range of each stage."""
 
 
-def hand_over(
-    ctx: RankContext, stages: Stages, stage: int, x: Tensor | None, positions: Tensor, beside: Beside
-) -> Tensor | None:
+def hand_over(ctx: RankContext, stages: Stages, stage: int, x: Tensor | None, pieces: Sequence[Piece]) -> Tensor | None:
     """Move the stream x from `stage` to the next, each rank to the one in its place there: None, but on that stage.
 
     Picks of an indexer go with it where a layer there sees what one before it picked, and features of images where one
     there adds them.
     """
-    deep = beside.tokens is not None and ctx.model.sizes.get("deepstack", 0) > stages[stage + 1][0]
-    step, picks = ctx.grid.stage_ranks, picks_wanted(ctx.model, stages, stage + 1)
+    first, back = stages[stage + 1][0], ctx.at.rank - ctx.grid.stage_ranks
+    picks, adds = picks_wanted(ctx.model, stages, stage + 1), ctx.model.sizes.get("deepstack", 0) > first
     if x is not None:
-        ctx.comm.send(x, ctx.at.rank + step)
-        if picks and beside.picked is not None:
-            ctx.comm.send(beside.picked, ctx.at.rank + step)
-        if deep and beside.deep is not None:
-            ctx.comm.send(beside.deep, ctx.at.rank + step)
-    elif ctx.at.stage == stage + 1:
-        shape = stream.shape(ctx.model, len(positions), stages[stage + 1][0])
-        x = ctx.comm.recv(ctx.at.rank - step, shape, ctx.compute)
+        ctx.comm.send(x, ctx.at.rank + ctx.grid.stage_ranks)
+        for beside in (piece.beside for piece in pieces):
+            for more in (beside.picked if picks else None, beside.deep if adds else None):
+                if more is not None:
+                    ctx.comm.send(more, ctx.at.rank + ctx.grid.stage_ranks)
+        return None
+    if ctx.at.stage != stage + 1:
+        return None
+    x = ctx.comm.recv(back, stream.shape(ctx.model, tokens_of(pieces), first), ctx.compute)
+    for piece in pieces:
+        positions, beside = piece.positions, piece.beside
         if picks:
             size = (len(positions), min(picks, int(positions[-1]) + 1))
-            beside.picked = ctx.comm.recv(ctx.at.rank - step, size, torch.int64)
-        if deep and beside.tokens is not None:
-            beside.deep = ctx.comm.recv(ctx.at.rank - step, deep_shape(ctx.model, beside.tokens), ctx.compute)
-        return x
-    return None
+            beside.picked = ctx.comm.recv(back, size, torch.int64)
+        if adds and beside.tokens is not None:
+            beside.deep = ctx.comm.recv(back, deep_shape(ctx.model, beside.tokens), ctx.compute)
+    return x
 
 
 def picks_wanted(model: Model, stages: Stages, stage: int) -> int:

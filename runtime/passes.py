@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from runtime.blocks import forward, towers
-from runtime.blocks.forward import Beside, LayerCache, RankContext, Routing
+from runtime.blocks.cache import LayerCache
+from runtime.blocks.forward import RankContext, Routing
 from runtime.blocks.images import Images
+from runtime.blocks.piece import Caches, Piece, ids_of
 from runtime.blocks.places import beside_images
 from runtime.blocks.weights import LayerWeights
 from runtime.hand_over import hand_over
@@ -18,9 +21,6 @@ from runtime.loading.loader import Loader
 from runtime.loading.sections import FIRST, LAST
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Layer
-
-Caches = Mapping[int, LayerCache]
-"""Layer number -> its cache, for the layers of the rank's stage."""
 
 
 class Watcher(Protocol):
@@ -82,34 +82,57 @@ def forward_pass(
     the last stage (of the last token alone with `only_last`), None on the others. `watch` may be None on all ranks or
     on none. `shift`: by how much images before these tokens move their places (runtime/blocks/places.py).
     """
+    piece = next_piece(run, ids, positions, caches, images, shift)
+    rows = torch.tensor([len(ids) - 1], device=ids.device) if only_last else None
+    return batch_pass(run, [piece], watch, images, rows)
+
+
+def next_piece(
+    run: RankRun, ids: Tensor, positions: Tensor, caches: Caches | None, images: Images | None = None, shift: int = 0
+) -> Piece:
+    """A piece of a sequence: ids [tokens] at `positions`; the rest as forward_pass has it."""
     beside = beside_images(run.ctx.model, ids, images)
     if shift:
         beside.places = (positions + shift).expand(3, -1)
-    x = _embed(run, ids, images, beside, watch) if run.ctx.at.stage == 0 else None
+    return Piece(positions, beside, caches)
+
+
+def batch_pass(
+    run: RankRun, pieces: Sequence[Piece], watch: Watcher | None = None, images: Images | None = None,
+    rows: Tensor | None = None,
+) -> Tensor | None:  # fmt: skip
+    """Run pieces of several sequences at once: logits [rows, vocabulary] on the last stage, None on the others.
+
+    Rows lie one piece behind the other; `rows` are those whose logits are wanted, None: all. `images` are those of a
+    piece that is alone.
+    """
+    x = _embed(run, pieces, images, watch) if run.ctx.at.stage == 0 else None
     run.step()
     reached = 0
     for layer in run.ctx.model.forward_layers:
         stage = run.stage_of(layer.index)
         while reached < stage:
-            x, reached = hand_over(run.ctx, run.stages, reached, x, positions, beside), reached + 1
+            x, reached = hand_over(run.ctx, run.stages, reached, x, pieces), reached + 1
         if watch is not None:
             watch.before(layer)
         if x is not None:
-            x = _layer(run, layer, x, None if caches is None else caches[layer.index], positions, beside, watch)
+            x = _layer(run, layer, x, pieces, watch)
         run.step()
     while reached < len(run.stages) - 1:
-        x, reached = hand_over(run.ctx, run.stages, reached, x, positions, beside), reached + 1
-    scores = None if x is None else _logits(run, x[-1:] if only_last else x)
+        x, reached = hand_over(run.ctx, run.stages, reached, x, pieces), reached + 1
+    scores = None if x is None else _logits(run, x if rows is None else x[rows])
     run.step()
     return scores
 
 
-def _embed(run: RankRun, ids: Tensor, images: Images | None, beside: Beside, watch: Watcher | None) -> Tensor:
-    rank, seen = run.ctx.at.rank, None
+def _embed(run: RankRun, pieces: Sequence[Piece], images: Images | None, watch: Watcher | None) -> Tensor:
+    rank, seen, ids = run.ctx.at.rank, None, ids_of(pieces)
+    if ids is None:
+        raise RuntimeFault(f"rank {rank} was given no token ids")
     if images is not None:
         if run.tower is None:
             raise RuntimeFault(f"rank {rank} was given images, and no vision tower")
-        seen = towers.see(run.ctx, run.tower.get(rank, FIRST), images, ids, beside)
+        seen = towers.see(run.ctx, run.tower.get(rank, FIRST), images, ids, pieces[0].beside)
         run.tower.release(rank, FIRST)
     x = forward.embed(run.ctx, run.loader.get(rank, FIRST), ids, seen)
     run.loader.release(rank, FIRST)
@@ -118,13 +141,10 @@ def _embed(run: RankRun, ids: Tensor, images: Images | None, beside: Beside, wat
     return x
 
 
-def _layer(
-    run: RankRun, layer: Layer, start: Tensor, cache: LayerCache | None, positions: Tensor, beside: Beside,
-    watch: Watcher | None,
-) -> Tensor:  # fmt: skip
+def _layer(run: RankRun, layer: Layer, start: Tensor, pieces: Sequence[Piece], watch: Watcher | None) -> Tensor:
     rank = run.ctx.at.rank
     weights = run.loader.get(rank, layer.index)
-    out, routing = forward.run_layer(run.ctx, layer, weights, start, cache, positions, beside)
+    out, routing = forward.run_pieces(run.ctx, layer, weights, start, pieces)
     if watch is not None:
         watch.after(layer, weights, start, out, routing)
     run.loader.release(rank, layer.index)

@@ -1,4 +1,4 @@
-"""What one layer keeps of the tokens it has seen: keys and values, grown by doubling, or a recurrent state."""
+"""What one layer keeps of the tokens of one sequence: keys and values in blocks, or a recurrent state."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from runtime.blocks.pages import Pool
 from shard_plans.errors import RuntimeFault
-
-FIRST_CAPACITY = 64
-"""Tokens that a new cache has room for at least."""
 
 
 class LayerCache:
-    """What attention keeps of the tokens of one sequence; one cache a layer and rank.
+    """What attention keeps of one sequence; one cache a sequence, layer and rank.
 
-    Softmax attention appends tensors [tokens, ...]: keys and values after RoPE (GQA), or the latent (MLA). Linear
-    attention replaces a state of fixed size (KDA). The block decides which, and of how many tensors.
+    Softmax attention appends tensors [tokens, ...]: keys and values after RoPE (GQA), or the latent (MLA). They lie in
+    blocks of a pool, which the table names in the order of the tokens. Linear attention replaces a state of fixed size
+    (KDA). The block decides which, and of how many tensors.
     """
 
-    def __init__(self, dtype: torch.dtype | None = None) -> None:
-        """An empty cache that stores in `dtype`; None: as computed."""
-        self._dtype = dtype
-        self._buffers: list[Tensor] = []
+    def __init__(self, pool: Pool | None = None) -> None:
+        """An empty cache of blocks of `pool`, or of a pool of its own."""
+        self._pool = Pool() if pool is None else pool
+        self.table: list[int] = []
+        """Blocks of the pool, in the order of their tokens; those that no later token sees are gone."""
+        self.gone = 0
+        """Tokens that lay in blocks given back, all of them before those of the table."""
         self._state: list[Tensor] = []
+        self._others: dict[str, LayerCache] = {}
         self._length = 0
 
     @property
@@ -34,34 +37,33 @@ class LayerCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated."""
-        return sum(buffer.numel() * buffer.element_size() for buffer in (*self._buffers, *self._state))
+        """Bytes held: whole blocks, and the state."""
+        state = sum(part.numel() * part.element_size() for part in self._state)
+        return len(self.table) * self._pool.block_bytes + state + sum(c.nbytes for c in self._others.values())
 
-    def append(self, positions: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Keep `parts` ([new tokens, ...] each) at `positions` [new tokens]; return all positions and parts so far.
+    def other(self, name: str) -> LayerCache:
+        """A cache for something else that the layer keeps of the sequence, at another pace; freed with this one."""
+        return self._others.setdefault(name, LayerCache(self._pool.other(name)))
 
-        Parts come back in the dtype in which they were given.
+    def append(
+        self, positions: Tensor, parts: Sequence[Tensor], window: int | None = None, chunk: int | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Keep `parts` ([new tokens, ...] each) at `positions` [new tokens], which go on where the cache stands.
+
+        Returns the positions and parts that the new tokens may see, in the dtypes in which parts were given. Blocks
+        whose tokens lie outside the `window`, or before the `chunk`, of the first of them are given back, and never
+        read again. RuntimeFault where there is no room, or the tensors aren't this layer's.
         """
         if self._state:
             raise RuntimeFault("KV cache: keeps a recurrent state, was given keys; use one cache for each layer")
-        new = [positions, *parts]
-        if not self._buffers:
-            kinds = [positions.dtype, *(part.dtype if self._dtype is None else self._dtype for part in parts)]
-            self._buffers = [x.new_empty((0, *x.shape[1:]), dtype=kind) for x, kind in zip(new, kinds, strict=True)]
-        kept = [tuple(buffer.shape[1:]) for buffer in self._buffers]
-        given = [tuple(x.shape[1:]) for x in new]
-        if kept != given or any(x.shape[0] != positions.shape[0] for x in parts):
-            raise RuntimeFault(
-                f"KV cache: keeps {kept[1:]} a token, was given {given[1:]} for {positions.shape[0]} tokens; "
-                "use one cache for each layer"
-            )
-        start, stop = self._length, self._length + positions.shape[0]
-        self._reserve(stop)
-        for buffer, x in zip(self._buffers, new, strict=True):
-            buffer[start:stop] = x
+        self._expect(positions)
+        self._forget(first_seen(self._length, window, chunk))
+        size, stop = self._pool.size, self._length + len(positions)
+        self.table += self._pool.allocator.take(-(-(stop - self.gone) // size) - len(self.table))
+        self._pool.write(self.table, self._length - self.gone, parts)
         self._length = stop
-        views = [buffer[:stop] for buffer in self._buffers]
-        return views[0], [view.to(part.dtype) for view, part in zip(views[1:], parts, strict=True)]
+        seen = torch.arange(self.gone, stop, device=positions.device)
+        return seen, self._pool.read(self.table, stop - self.gone, [part.dtype for part in parts])
 
     def recall(self) -> list[Tensor]:
         """The state as it was last put; nothing where no token was seen yet."""
@@ -70,37 +72,42 @@ class LayerCache:
     def replace(self, positions: Tensor, parts: Sequence[Tensor]) -> None:
         """Keep `parts`, the state after the tokens at `positions`, in the place of the state before them.
 
-        A state knows no positions, so they must go on where it stands. It is kept as computed, in its own dtype.
+        The positions go on where the state stands. It is kept as computed, in its own dtype; the first dimension of a
+        part may change.
         """
-        kept, given = ([tuple(part.shape) for part in state] for state in (self._state, parts))
-        if self._buffers or (kept and kept != given):
+        kept, given = ([tuple(part.shape[1:]) for part in state] for state in (self._state, parts))
+        if self.table or (kept and kept != given):
             raise RuntimeFault(
                 f"KV cache: keeps {kept or 'keys'}, was given a state of {given}; use one cache for each layer"
             )
-        if not torch.equal(positions, torch.arange(len(positions), device=positions.device) + self._length):
-            raise RuntimeFault(
-                f"KV cache: a recurrent state of {self._length} tokens goes on at position {self._length}, was given "
-                f"the {len(positions)} positions {positions[:3].tolist()}..."
-            )
+        self._expect(positions)
         self._state = list(parts)
         self._length += len(positions)
 
-    def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens; a recurrent state can only be forgotten as a whole."""
-        if not 0 <= length <= self._length:
-            raise RuntimeFault(f"KV cache: can't cut {self._length} tokens to {length}")
-        if self._state and length not in (0, self._length):
-            raise RuntimeFault(f"KV cache: a recurrent state of {self._length} tokens can't be cut to {length}")
-        if not length:
-            self._state = []
-        self._length = length
+    def free(self) -> None:
+        """Forget the sequence; its blocks go back to the pool."""
+        self._pool.allocator.give_back(self.table)
+        for other in self._others.values():
+            other.free()
+        self.table, self.gone, self._state, self._length = [], 0, [], 0
 
-    def _reserve(self, tokens: int) -> None:
-        capacity = self._buffers[0].shape[0]
-        if tokens <= capacity:
-            return
-        capacity = max(tokens, 2 * capacity, FIRST_CAPACITY)
-        for number, buffer in enumerate(self._buffers):
-            grown = buffer.new_empty((capacity, *buffer.shape[1:]))
-            grown[: self._length] = buffer[: self._length]
-            self._buffers[number] = grown
+    def _expect(self, positions: Tensor) -> None:
+        if not torch.equal(positions, torch.arange(len(positions), device=positions.device) + self._length):
+            raise RuntimeFault(
+                f"KV cache: a sequence of {self._length} tokens goes on at position {self._length}, was given "
+                f"the {len(positions)} positions {positions[:3].tolist()}..."
+            )
+
+    def _forget(self, first: int) -> None:
+        """Give back the blocks whose tokens all lie before position `first`."""
+        blocks = min((first - self.gone) // self._pool.size, len(self.table))
+        if blocks > 0:
+            self._pool.allocator.give_back(self.table[:blocks])
+            del self.table[:blocks]
+            self.gone += blocks * self._pool.size
+
+
+def first_seen(position: int, window: int | None, chunk: int | None) -> int:
+    """The first position that a query at `position`, or a later one, sees."""
+    first = 0 if window is None else position - window + 1
+    return max(first, 0 if chunk is None else position // chunk * chunk)

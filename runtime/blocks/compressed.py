@@ -9,7 +9,7 @@ from runtime.blocks import sparse_index
 from runtime.blocks.attention import attend
 from runtime.blocks.beside import Beside
 from runtime.blocks.cache import LayerCache
-from runtime.blocks.compressor import compress, project
+from runtime.blocks.compressor import compressed_keys
 from runtime.blocks.context import RankContext
 from runtime.blocks.linear import check_inner, column_linear, expect_shape, row_linear
 from runtime.blocks.mask import Mask
@@ -27,7 +27,7 @@ def compressed(
 
     Reads attn.q_a, q_a_norm, q_b, kv, kv_norm, sinks, o_a, o_b; compress.* where `compress` tokens make one more key,
     and index.* where an indexer picks `index_topk` of these. A key is its value; RoPE turns its last dimensions, and
-    turns the output back. The cache keeps the key of every token, and what compressed keys are made of.
+    turns the output back. The cache keeps the keys of the window, and what compressor.py says.
     """
     words, width, heads = layer.words, ctx.size("head_dim"), ctx.share("groups") * ctx.size("group_heads")
     text = of_kind(ctx.model.text, words["rope_kind"])
@@ -38,21 +38,17 @@ def compressed(
     q = rotate_tail(unit_rms(q, ctx.model.words["eps"]).to(ctx.compute), *turns)
     key = model_norm(ctx, weights, "attn.kv_norm", column_linear(ctx, weights, "attn.kv", x))
     kept = [rotate_tail(key[:, None], *turns)[:, 0]]
-    every, picks = int(words.get("compress") or 0), words.get("index_topk") is not None
-    groups = ["compress", *(["index"] if picks else [])] if every else []
-    for group in groups:
-        kept += project(ctx, weights, group, x)
     seen = positions
     if cache is not None:
-        seen, kept = cache.append(positions, kept)
+        seen, kept = cache.append(positions, kept, words["window"])
     keys, behind = kept[0], None
-    if every:
+    if every := int(words.get("compress") or 0):
         overlap = int(words.get("overlap") or 1)
-        more = compress(ctx, weights, "compress", kept[1], kept[2], every, overlap, rope)
+        more = compressed_keys(ctx, weights, "compress", x, cache, positions, every, overlap, rope)
         ends = (torch.arange(len(more), device=x.device) + 1) * every - 1
         behind = ends <= positions[:, None]
-        if picks:
-            small = compress(ctx, weights, "index", kept[3], kept[4], every, overlap, rope)
+        if words.get("index_topk") is not None:
+            small = compressed_keys(ctx, weights, "index", x, cache, positions, every, overlap, rope)
             behind = behind & picked(ctx, layer, weights, x, low, small, ends, positions, turns)
         keys = torch.cat([keys, more])
     sinks = dense(take(weights, "attn.sinks"), ctx.accumulate())

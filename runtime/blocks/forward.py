@@ -5,6 +5,9 @@ The same code runs sharded and unsharded: with one rank's shard under any Comm, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from runtime.blocks import stream, vocabulary
@@ -19,6 +22,7 @@ from runtime.blocks.kda import kda
 from runtime.blocks.mla import mla
 from runtime.blocks.moe import moe
 from runtime.blocks.norms import model_norm
+from runtime.blocks.piece import Piece, ids_of
 from runtime.blocks.router import Routing
 from runtime.blocks.weights import LayerWeights, Readings
 from runtime.blocks.words import check_layer, check_model
@@ -57,9 +61,20 @@ def run_layer(
     the tokens; some blocks need it. Raises RuntimeFault for a block that the runtime lacks, a missing weight, or one
     that no block reads.
     """
+    caches = None if cache is None else {layer.index: cache}
+    return run_pieces(ctx, layer, weights, x, [Piece(positions, beside or Beside(), caches)])
+
+
+def run_pieces(
+    ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, pieces: Sequence[Piece]
+) -> tuple[Tensor, Routing | None]:
+    """As run_layer, of several sequences at once: x has the rows of all `pieces`, one behind the other.
+
+    Attention runs for each sequence apart; all else takes all rows together.
+    """
     check_layer(ctx.model, layer)
     try:
-        return _run_layer(ctx, layer, weights, x, cache, positions, beside or Beside())
+        return _run_layer(ctx, layer, weights, x, pieces)
     except RuntimeFault as fault:
         raise RuntimeFault(f"layer {layer.index}: {fault}") from fault
 
@@ -73,22 +88,38 @@ def logits(ctx: RankContext, weights: LayerWeights, x: Tensor) -> Tensor:
 
 
 def _run_layer(
-    ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, cache: LayerCache | None, positions: Tensor,
-    beside: Beside,
-) -> tuple[Tensor, Routing | None]:  # fmt: skip
+    ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, pieces: Sequence[Piece]
+) -> tuple[Tensor, Routing | None]:
     read = Readings(weights)
     h, add = stream.enter(ctx, layer, read, "attn", x)
     h = model_norm(ctx, read, "attn.norm", h)
-    x = add(ATTENTION[layer.words["attn"]](ctx, layer, read, h, cache, positions, beside))
+    x = add(_attention(ctx, layer, read, h, pieces))
     h, add = stream.enter(ctx, layer, read, "ffn", x)
     h = model_norm(ctx, read, "ffn.norm", h)
     routing: Routing | None = None
     if layer.words["ffn"] == "moe":
-        y, routing = moe(ctx, layer, read, h, beside.ids)
+        y, routing = moe(ctx, layer, read, h, ids_of(pieces))
     else:
         y = swiglu(ctx, layer.words, read, "mlp", "ffn", h)
     read.refuse_unread()
     x = add(y)
-    if beside.deep is not None and beside.tokens is not None and layer.index < len(beside.deep):
-        x = x.index_add(0, beside.tokens, beside.deep[layer.index].to(x.dtype))
+    start = 0
+    for piece in pieces:
+        beside = piece.beside
+        if beside.deep is not None and beside.tokens is not None and layer.index < len(beside.deep):
+            x = x.index_add(0, beside.tokens + start, beside.deep[layer.index].to(x.dtype))
+        start += len(piece.positions)
     return x, routing
+
+
+def _attention(
+    ctx: RankContext, layer: Layer, weights: LayerWeights, h: Tensor, pieces: Sequence[Piece]
+) -> Tensor:  # fmt: skip
+    block, index = ATTENTION[layer.words["attn"]], layer.index
+    if len(pieces) == 1:  # no copy of h
+        return block(ctx, layer, weights, h, pieces[0].cache(index), pieces[0].positions, pieces[0].beside)
+    parts = torch.split(h, [len(piece.positions) for piece in pieces])
+    return torch.cat([
+        block(ctx, layer, weights, part, piece.cache(index), piece.positions, piece.beside)
+        for part, piece in zip(parts, pieces, strict=True)
+    ])  # fmt: skip

@@ -45,7 +45,7 @@ def gqa(
     indexed = words.get("index") == "block"
     kept, seen = [k, v, *([index_keys(ctx, weights, x, turn)] if indexed else [])], positions
     if cache is not None:
-        seen, kept = cache.append(positions, kept)
+        seen, kept = cache.append(positions, kept, words.get("window"), words.get("chunk"))
     k, v, picked = kept[0], kept[1], None
     if indexed:
         picked = pick_blocks(words, index_queries(ctx, weights, x, turn, kv_heads), kept[2], positions, seen)

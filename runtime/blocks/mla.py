@@ -51,7 +51,8 @@ def mla(
     if found is not None:
         kept.append(found.keys)
     if cache is not None:
-        seen, kept = cache.append(positions, kept)
+        window = words.get("window") if words.get("index") is None else None  # picks count from the first token
+        seen, kept = cache.append(positions, kept, window)
     latent = kept[0]
     if found is not None:
         beside.picked = pick(ctx, words["index_topk"], found, kept[1], positions, seen)

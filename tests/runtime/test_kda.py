@@ -159,17 +159,15 @@ def test_a_state_goes_on_where_it_stands() -> None:
     kda(ctx, oracle.layer, weights, x[:5], cache, torch.arange(5), Beside())
     with pytest.raises(RuntimeFault, match=r"goes on at position 5, was given the 4 positions \[6, 7, 8\]"):
         kda(ctx, oracle.layer, weights, x[5:], cache, torch.arange(6, 10), Beside())
-    with pytest.raises(RuntimeFault, match="5 tokens can't be cut to 4"):
-        cache.truncate(4)
     with pytest.raises(RuntimeFault, match="one cache for each layer"):
         cache.append(torch.arange(5, 6), [torch.zeros(1, 4)])
-    cache.truncate(0)
+    cache.free()
     again = kda(ctx, oracle.layer, weights, x, cache, torch.arange(9), Beside())
     assert torch.equal(again, kda(ctx, oracle.layer, weights, x, None, torch.arange(9), Beside()))
     keys = LayerCache()
     keys.append(torch.arange(2), [torch.zeros(2, 4)])
-    with pytest.raises(RuntimeFault, match=r"keeps keys, was given a state of \[\(2,\)\]"):
-        keys.replace(torch.arange(2, 3), [torch.zeros(2)])
+    with pytest.raises(RuntimeFault, match=r"keeps keys, was given a state of \[\(3,\)\]"):
+        keys.replace(torch.arange(2, 3), [torch.zeros(2, 3)])
 
 
 Spoil = Callable[[dict[str, Any]], object]
