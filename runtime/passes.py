@@ -15,6 +15,7 @@ from runtime.blocks.forward import RankContext, Routing
 from runtime.blocks.images import Images
 from runtime.blocks.piece import Caches, Piece, ids_of
 from runtime.blocks.places import beside_images
+from runtime.blocks.probe import NOBODY, Probe
 from runtime.blocks.weights import LayerWeights
 from runtime.hand_over import hand_over
 from runtime.loading.loader import Loader
@@ -29,8 +30,8 @@ class Watcher(Protocol):
     def placed(self, tokens: Tensor, x: Tensor) -> None:
         """Called on the ranks of the first stage, where images took the place of some `tokens` of the stream x."""
 
-    def before(self, layer: Layer) -> None:
-        """Called on all ranks, those of other stages too, before `layer` runs."""
+    def before(self, layer: Layer) -> Probe:
+        """Called on all ranks, those of other stages too, before `layer` runs; what it returns sees the layer run."""
 
     def after(self, layer: Layer, weights: LayerWeights, start: Tensor, out: Tensor, routing: Routing | None) -> None:
         """Called on the ranks of the layer's stage, while its weights are in memory."""
@@ -113,10 +114,9 @@ def batch_pass(
         stage = run.stage_of(layer.index)
         while reached < stage:
             x, reached = hand_over(run.ctx, run.stages, reached, x, pieces), reached + 1
-        if watch is not None:
-            watch.before(layer)
+        probe = NOBODY if watch is None else watch.before(layer)
         if x is not None:
-            x = _layer(run, layer, x, pieces, watch)
+            x = _layer(run, layer, x, pieces, watch, probe)
         run.step()
     while reached < len(run.stages) - 1:
         x, reached = hand_over(run.ctx, run.stages, reached, x, pieces), reached + 1
@@ -141,10 +141,12 @@ def _embed(run: RankRun, pieces: Sequence[Piece], images: Images | None, watch: 
     return x
 
 
-def _layer(run: RankRun, layer: Layer, start: Tensor, pieces: Sequence[Piece], watch: Watcher | None) -> Tensor:
+def _layer(
+    run: RankRun, layer: Layer, start: Tensor, pieces: Sequence[Piece], watch: Watcher | None, probe: Probe
+) -> Tensor:
     rank = run.ctx.at.rank
     weights = run.loader.get(rank, layer.index)
-    out, routing = forward.run_pieces(run.ctx, layer, weights, start, pieces)
+    out, routing = forward.run_pieces(run.ctx, layer, weights, start, pieces, probe)
     if watch is not None:
         watch.after(layer, weights, start, out, routing)
     run.loader.release(rank, layer.index)

@@ -15,7 +15,8 @@ from torch import Tensor
 from converter.backward.gather import Shards
 from converter.check import CheckResult, check
 from runtime.checking.checks import Check
-from runtime.checking.ladder import reference_dtype
+from runtime.checking.figures import LayerFigures
+from runtime.checking.handed import reference_dtype
 from runtime.checking.precision import judge_precision
 from runtime.checking.rebuilt import Rebuilt
 from runtime.checking.reference import Reference
@@ -44,6 +45,8 @@ class RunResult:
     text: str | None = None
     not_checked: tuple[str, ...] = ()
     """What this run says nothing about, in sentences."""
+    layers: tuple[LayerFigures, ...] = ()
+    """What was measured of each layer."""
     figures: dict[str, Any] = field(default_factory=dict)
     """input_ids, tokens, images, ranks, device, seconds, bytes_read, seconds_waited."""
     reports: bool = True
@@ -53,7 +56,8 @@ class RunResult:
         """The result as JSON has it."""
         return {
             "passed": self.passed, "checks": [check.as_dict() for check in self.checks],
-            "generated": list(self.generated), "text": self.text, "not_checked": list(self.not_checked), **self.figures,
+            "generated": list(self.generated), "text": self.text, "not_checked": list(self.not_checked),
+            "layers": [layer.as_dict() for layer in self.layers], **self.figures,
         }  # fmt: skip
 
 
@@ -186,8 +190,9 @@ def _result(request: Request, ran: Ran) -> RunResult:
     generated = ran.outcome.generated if ran.outcome is not None else ()
     text = request.tokenizer.decode(list(generated)) if generated and request.tokenizer is not None else None
     return RunResult(
-        all(found.passed for found in checks), checks, generated, text, not_checked(ran, bool(generated)), ran.figures
-    )
+        all(found.passed for found in checks), checks, generated, text, not_checked(ran, bool(generated)),
+        ran.outcome.layers if ran.outcome is not None else (), ran.figures,
+    )  # fmt: skip
 
 
 def _write_logits(logits: Tensor, path: Path) -> None:

@@ -12,8 +12,10 @@ from runtime.blocks.forward import RankContext
 from runtime.blocks.images import Images
 from runtime.blocks.places import beside_images, shift
 from runtime.checking.checks import LIMIT, Measure, gather
-from runtime.checking.compare import cosine, log_likelihood, relative
-from runtime.checking.ladder import Ladder, exact
+from runtime.checking.compare import cosine, divergence, log_likelihood, relative
+from runtime.checking.figures import LayerFigures, merge
+from runtime.checking.handed import exact
+from runtime.checking.ladder import Ladder
 from runtime.checking.reference import Reference
 from runtime.comm.comm import Comm
 from runtime.generate import generate
@@ -56,16 +58,13 @@ class Outcome:
     logits: Tensor | None
     """[tokens, vocabulary] of replica 0, on rank 0."""
     generated: tuple[int, ...]
-    ties: int
+    layers: tuple[LayerFigures, ...]
+    """Of every layer, the worst of its ranks."""
     wrong: int
     routed: int
     """Tokens of all layers and ranks that were routed as the reference does not, and all of them."""
-    clean: int
-    """Tokens that could be compared end to end."""
     agreed: int
     """Tokens over which all replicas were compared."""
-    chosen: tuple[int, int]
-    """(layer, expert) pairs that some token chose, and all of them; (0, 0) without a reference."""
     loaded: int
     """Bytes of shards read, by all ranks."""
 
@@ -88,8 +87,9 @@ def run_rank(job: Job, comm: Comm) -> Outcome:
             run, caches, scores, tokens, job.new_tokens, job.ends, shift(beside_images(ctx.model, job.ids, job.images))
         )  # fmt: skip
         mine = {
-            "measures": [asdict(measure) for measure in ladder.measures], "clean": ladder.clean,
-            "untied": ladder.untied, "ties": ladder.ties, "wrong": ladder.wrong, "routed": ladder.routed,
+            "measures": [asdict(measure) for measure in ladder.measures],
+            "layers": [asdict(figures) for figures in ladder.figures],
+            "untied": ladder.untied, "wrong": ladder.wrong, "routed": ladder.routed,
             "loaded": _bytes_read(job) if comm.rank == job.loader.ranks[0] else 0,
         }  # fmt: skip
         every = gather(comm, job.device, mine)
@@ -97,13 +97,12 @@ def run_rank(job: Job, comm: Comm) -> Outcome:
         replicas = [found for found in gather(comm, job.device, agreed) if found is not None]
         measures = [Measure(**entry) for found in every for entry in found["measures"]]
         measures += [Measure("replicas", error, where) for error, where, _ in replicas]
-        clean = min(found["clean"] for found in every)
         if logits is not None and job.reference is not None:
-            measures += _compare_logits(job, logits, job.reference.logits(), clean)
-    experts = sum(opened.model.sizes["experts"] for _ in ladder.chosen)
-    total = {key: sum(found[key] for found in every) for key in ("ties", "wrong", "routed", "loaded")}
+            measures += _compare_logits(job, logits, job.reference.logits())
+    layers = merge((LayerFigures(**entry) for found in every for entry in found["layers"]), exact(job.compute))
+    total = {key: sum(found[key] for found in every) for key in ("wrong", "routed", "loaded")}
     return Outcome(
-        tuple(measures), logits, tuple(generated), clean=clean, chosen=(sum(ladder.chosen.values()), experts),
+        tuple(measures), logits, tuple(generated), tuple(layers),
         agreed=min((count for _, _, count in replicas), default=tokens), **total,
     )  # fmt: skip
 
@@ -151,13 +150,13 @@ def _compare_replicas(run: RankRun, scores: Tensor | None, untied: int) -> tuple
     return float(errors[token]), f"{where}, token {token}", len(errors)
 
 
-def _compare_logits(job: Job, logits: Tensor, reference: Tensor, clean: int) -> Iterator[Measure]:
-    where = f"replica 0, {clean} of {len(logits)} tokens"
+def _compare_logits(job: Job, logits: Tensor, reference: Tensor) -> Iterator[Measure]:
+    where = f"replica 0, {len(logits)} tokens"
     if exact(job.compute):
-        if clean:
-            yield Measure("logits", relative(logits[:clean], reference[:clean]), where)
+        yield Measure("logits", relative(logits, reference), where)
         return
     yield Measure("logits", cosine(logits, reference), where)
+    yield Measure("divergence", divergence(logits, reference), where)
     if len(logits) > 1:
         ours, theirs = log_likelihood(logits, job.ids), log_likelihood(reference, job.ids)
         yield Measure("likelihood", abs(ours - theirs) / abs(theirs), where)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from converter.check import CheckResult
-from runtime.checking.checks import AGREEMENT, AIM, COSINE, LIKELIHOOD, LIMIT, Check, Measure, make_check
-from runtime.checking.ladder import exact
+from runtime.checking.checks import (
+    AGREEMENT,
+    AIM,
+    COSINE,
+    DIVERGENCE,
+    LIKELIHOOD,
+    LIMIT,
+    Check,
+    Measure,
+    make_check,
+)
+from runtime.checking.handed import exact
 from runtime.opened import Opened
 from runtime.session import Outcome
 from shard_plans.errors import ManifestError, ReshardError
@@ -43,7 +52,7 @@ def checks_of(ran: Ran) -> tuple[Check, ...]:
     """The checks in the order of the ladder."""
     found: list[Check | None] = [*_loading(ran), _bytes(ran)]
     if ran.outcome is not None:
-        found += _exact(ran.outcome, ran.compared) if exact(ran.compute) else _smoke(ran.outcome)
+        found += _exact(ran.outcome) if exact(ran.compute) else _smoke(ran.outcome)
         found.append(ran.precision)
     return tuple(check for check in found if check is not None)
 
@@ -71,9 +80,8 @@ def _bytes(ran: Ran) -> Check | None:
     return Check("bytes", False, float(len(failures)), 0.0, where, f"{len(failures)} differences, the first is named")
 
 
-def _exact(outcome: Outcome, compared: bool) -> list[Check | None]:
+def _exact(outcome: Outcome) -> list[Check | None]:
     measures = outcome.measures
-    ties = f"; {outcome.ties} near-ties that rounding may turn counted apart" if outcome.ties else ""
 
     def relative(name: str, what: str) -> Check | None:
         check = make_check(name, measures, LIMIT)
@@ -82,28 +90,27 @@ def _exact(outcome: Outcome, compared: bool) -> list[Check | None]:
         reached = "reached" if check.worst is not None and check.worst <= AIM else "missed"
         return make_check(name, measures, LIMIT, f"{what}; aimed at {AIM:g}: {reached}")
 
-    if compared and not outcome.clean:
-        where = "a near-tie already sent token 0 to other experts than the reference"
-        note = "no token could be compared end to end; give another prompt or other ids"
-        return [
-            *_alone(outcome, relative, ties),
-            *(Check(n, False, None, LIMIT, where, note) for n in ("hidden", "logits")),
-        ]
-    return [
-        *_alone(outcome, relative, ties),
-        *([relative("hidden", f"relative error end to end, over {outcome.clean} tokens"),
-           relative("logits", f"relative error end to end, over {outcome.clean} tokens")] if compared else []),
-    ]  # fmt: skip
-
-
-def _alone(outcome: Outcome, relative: Callable[[str, str], Check | None], ties: str) -> list[Check | None]:
-    """The checks that a near-tie doesn't spoil: each layer alone, and the replicas among themselves."""
     return [
         relative("vision", "relative error of one of the images' tokens"),
         relative("layers", "relative error of a layer's contribution to one token, fed with the reference's input"),
-        make_check("routing", outcome.measures, 0.0, f"{outcome.wrong} of {outcome.routed} routes differ{ties}"),
+        relative("operators", "relative error of what one operator of such a layer made of one token"),
+        make_check("routing", measures, 0.0, _routes(outcome)),
+        relative("decode", "relative error of the last tokens' contributions, a token at a time through the cache"),
         relative("replicas", f"relative error of one token's logits, over {outcome.agreed} tokens"),
+        relative("hidden", "relative error end to end"),
+        relative("logits", "relative error end to end"),
     ]
+
+
+def _routes(outcome: Outcome) -> str:
+    """How many routes differ, how close the closest was, and which were turned by rounding."""
+    margins = [layer.margin for layer in outcome.layers if layer.margin is not None]
+    words = f"{outcome.wrong} of {outcome.routed} routes differ"
+    if margins:
+        words += f"; smallest margin {min(margins):.1e}"
+    if ties := sum(len({*layer.ties, *layer.replayed}) for layer in outcome.layers):
+        words += f"; {ties} near-tie{'s' if ties > 1 else ''} that rounding turned took the reference's route"
+    return words
 
 
 def _smoke(outcome: Outcome) -> list[Check | None]:
@@ -111,11 +118,14 @@ def _smoke(outcome: Outcome) -> list[Check | None]:
     return [
         make_check("vision", measures, COSINE, f"least cosine of the images' tokens; {SMOKE}", high=False),
         make_check("layers", measures, COSINE, f"least cosine, fed with the reference's input; {SMOKE}", high=False),
+        make_check("operators", measures, COSINE, f"least cosine of an operator in such a layer; {SMOKE}", high=False),
         _agreement(outcome),
+        make_check("decode", measures, COSINE, f"least cosine of the last tokens, step by step; {SMOKE}", high=False),
         make_check("replicas", measures, COSINE, f"least cosine; {SMOKE}", high=False),
         make_check("hidden", measures, COSINE, f"least cosine end to end; {SMOKE}", high=False),
         make_check("logits", measures, COSINE, f"cosine end to end; {SMOKE}", high=False),
         make_check("likelihood", measures, LIKELIHOOD, f"relative difference of the log-likelihood; {SMOKE}"),
+        make_check("divergence", measures, DIVERGENCE, f"Kullback-Leibler divergence, nats a token; {SMOKE}"),
     ]
 
 
@@ -125,7 +135,9 @@ def _agreement(outcome: Outcome) -> Check | None:
     if worst is None:
         return None
     alike = 1 - outcome.wrong / outcome.routed
-    note = f"part of {outcome.routed} routes that are alike; {SMOKE}"
+    ties = sum(len(layer.ties) for layer in outcome.layers)
+    near = f", {ties} near-ties that differ among them" if ties else ""
+    note = f"part of {outcome.routed} routes that are alike{near}; {SMOKE}"
     return replace(worst, passed=alike >= AGREEMENT, worst=alike, where=f"most differ in {worst.where}", note=note)
 
 
@@ -159,16 +171,17 @@ def not_checked(ran: Ran, generated: bool) -> tuple[str, ...]:
     outcome = ran.outcome
     if outcome is not None:
         tokens = ran.figures["tokens"]
-        used, all_experts = outcome.chosen
-        if used < all_experts:
+        loads = [layer.load for layer in outcome.layers if layer.load is not None]
+        used, all_experts = sum(sum(map(bool, load)) for load in loads), sum(map(len, loads))
+        if ran.compared and used < all_experts:
             said.append(
                 f"{all_experts - used} of {all_experts} experts (over all layers) were chosen by none of the {tokens} "
                 "tokens: their bytes are compared, their arithmetic isn't."
             )
-        if ran.compared and outcome.clean < tokens and exact(ran.compute):
+        if turned := sum(len({*layer.ties, *layer.replayed}) for layer in outcome.layers):
             said.append(
-                f"A near-tie sent token {outcome.clean} to other experts than the reference, as rounding may: "
-                f"end to end only the {outcome.clean} tokens before it were compared."
+                f"Rounding turned {turned} near-ties of routers; those tokens took the reference's route in the "
+                "comparison, and will take their own when the model is served."
             )
         if outcome.agreed < tokens:
             said.append(f"Replicas were compared over {outcome.agreed} of {tokens} tokens, up to a router's near-tie.")

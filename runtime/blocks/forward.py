@@ -23,6 +23,7 @@ from runtime.blocks.mla import mla
 from runtime.blocks.moe import moe
 from runtime.blocks.norms import model_norm
 from runtime.blocks.piece import Piece, ids_of
+from runtime.blocks.probe import NOBODY, Probe
 from runtime.blocks.router import Routing
 from runtime.blocks.weights import LayerWeights, Readings
 from runtime.blocks.words import check_layer, check_model
@@ -52,7 +53,7 @@ def embed(ctx: RankContext, weights: LayerWeights, ids: Tensor, images: tuple[Te
 
 def run_layer(
     ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, cache: LayerCache | None, positions: Tensor,
-    beside: Beside | None = None,
+    beside: Beside | None = None, probe: Probe = NOBODY,
 ) -> tuple[Tensor, Routing | None]:  # fmt: skip
     """One transformer layer: the stream x at `positions` [T] -> (the stream, where the tokens went if it is MoE).
 
@@ -62,11 +63,11 @@ def run_layer(
     that no block reads.
     """
     caches = None if cache is None else {layer.index: cache}
-    return run_pieces(ctx, layer, weights, x, [Piece(positions, beside or Beside(), caches)])
+    return run_pieces(ctx, layer, weights, x, [Piece(positions, beside or Beside(), caches)], probe)
 
 
 def run_pieces(
-    ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, pieces: Sequence[Piece]
+    ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, pieces: Sequence[Piece], probe: Probe = NOBODY
 ) -> tuple[Tensor, Routing | None]:
     """As run_layer, of several sequences at once: x has the rows of all `pieces`, one behind the other.
 
@@ -74,7 +75,7 @@ def run_pieces(
     """
     check_layer(ctx.model, layer)
     try:
-        return _run_layer(ctx, layer, weights, x, pieces)
+        return _run_layer(ctx, layer, weights, x, pieces, probe)
     except RuntimeFault as fault:
         raise RuntimeFault(f"layer {layer.index}: {fault}") from fault
 
@@ -88,20 +89,26 @@ def logits(ctx: RankContext, weights: LayerWeights, x: Tensor) -> Tensor:
 
 
 def _run_layer(
-    ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, pieces: Sequence[Piece]
+    ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, pieces: Sequence[Piece], probe: Probe
 ) -> tuple[Tensor, Routing | None]:
     read = Readings(weights)
+    probe.saw("stream", x)
     h, add = stream.enter(ctx, layer, read, "attn", x)
     h = model_norm(ctx, read, "attn.norm", h)
-    x = add(_attention(ctx, layer, read, h, pieces))
+    probe.saw("attn.norm", h)
+    y = _attention(ctx, layer, read, h, pieces)
+    probe.saw("attn", y)
+    x = add(y)
     h, add = stream.enter(ctx, layer, read, "ffn", x)
     h = model_norm(ctx, read, "ffn.norm", h)
+    probe.saw("ffn.norm", h)
     routing: Routing | None = None
     if layer.words["ffn"] == "moe":
-        y, routing = moe(ctx, layer, read, h, ids_of(pieces))
+        y, routing = moe(ctx, layer, read, h, ids_of(pieces), probe)
     else:
         y = swiglu(ctx, layer.words, read, "mlp", "ffn", h)
     read.refuse_unread()
+    probe.saw("ffn", y)
     x = add(y)
     start = 0
     for piece in pieces:

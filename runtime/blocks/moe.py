@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from runtime.blocks.experts import Experts, held, products
 from runtime.blocks.ffn import swiglu
 from runtime.blocks.linear import check_inner, column_linear, expect_shape
 from runtime.blocks.norms import rms_norm
+from runtime.blocks.probe import NOBODY, Probe
 from runtime.blocks.router import Routing, route
 from runtime.blocks.weights import LayerWeights, dense, optional, take
 from shard_plans.errors import RuntimeFault
@@ -20,7 +22,12 @@ from shard_plans.families.model import Layer
 
 
 def moe(
-    ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, ids: Tensor | None = None
+    ctx: RankContext,
+    layer: Layer,
+    weights: LayerWeights,
+    x: Tensor,
+    ids: Tensor | None = None,
+    probe: Probe = NOBODY,
 ) -> tuple[Tensor, Routing]:
     """Tokens x [T, hidden], equal on a replica's tp ranks -> (their experts' weighted sum [T, hidden], the routing).
 
@@ -29,6 +36,7 @@ def moe(
     Where `latent`, what is sent is the token in the experts' own width; the router sees it in full. With the score
     `sigmoid_on_input` the weight multiplies what is sent, not what comes back (Llama 4).
     With the score `hash` moe.table [vocab, topk] gives the experts of each token id [T].
+    A probe may send tokens elsewhere; the weights are then those of the experts that it names.
     Reads moe.router, moe.router_bias or moe.router.bias, experts.*, shared.*; moe.latent_down, latent_norm and
     latent_up where `latent`.
     """
@@ -39,7 +47,13 @@ def moe(
     check_inner("moe.router", router, x)
     if router.shape[0] != ctx.size("experts"):
         raise RuntimeFault(f"moe.router scores {router.shape[0]} experts, the model has {ctx.size('experts')}")
-    routing = route(words, ctx.size("topk"), x.to(wide), router, bias, _given(ctx, words, weights, ids))
+    topk, wide_x = ctx.size("topk"), x.to(wide)
+    routing = route(words, topk, wide_x, router, bias, _given(ctx, words, weights, ids))
+    probe.saw("router", routing.scores_for_choice)
+    instead = probe.routed(routing)
+    if instead is not None:
+        other = route(words, topk, wide_x, router, bias, instead)
+        routing = replace(routing, indices=instead, weights=other.weights)
     slots = ctx.experts.slots(layer.index, ctx.grid)[ctx.at.edp * ctx.grid.ep : (ctx.at.edp + 1) * ctx.grid.ep]
     experts = held(weights, len(slots[ctx.at.ep]))
     tokens, tp = x.shape[0], ctx.grid.tp
@@ -60,8 +74,11 @@ def moe(
     out = combine(ctx, words, weights, back.view(*choices.shape, y.shape[1]), shares)
     if tp > 1:
         out = torch.cat(ctx.comm.all_gather(out, ctx.grid.tp_group(ctx.at)))
+    probe.saw("experts", out)
     if words.get("shared") is not None:
-        out = out + shared(ctx, words, weights, x)
+        y = shared(ctx, words, weights, x)
+        probe.saw("shared", y)
+        out = out + y
     return out, routing
 
 

@@ -51,6 +51,38 @@ def layer_error(start: Tensor, ours: Tensor, reference: Tensor) -> tuple[float, 
     return float(errors[token]), token
 
 
+def row_errors(ours: Tensor, reference: Tensor) -> Tensor:
+    """Relative error of each token [tokens], float64 on the CPU; both [tokens, ..]."""
+    ours, reference = _wide(ours).flatten(1), _wide(reference).flatten(1)
+    sizes: Tensor = reference.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+    errors: Tensor = (ours - reference).norm(dim=-1) / sizes
+    return errors
+
+
+def operator_error(ours: Tensor, reference: Tensor) -> tuple[float, int]:
+    """Worst relative error of what an operator made of one token, and the token; both [tokens, ..].
+
+    What is below FLOOR of the largest token's is measured against that. Scores of -inf (experts of groups that a router
+    dropped) are left out on both sides.
+    """
+    ours, reference = _wide(ours).flatten(1), _wide(reference).flatten(1)
+    dropped = ours.isneginf() | reference.isneginf()
+    ours, reference = ours.masked_fill(dropped, 0), reference.masked_fill(dropped, 0)
+    sizes = reference.norm(dim=-1)
+    tiny = torch.finfo(torch.float64).tiny
+    errors = (ours - reference).norm(dim=-1) / sizes.clamp_min(max(FLOOR * float(sizes.max()), tiny))
+    if not bool(torch.isfinite(errors).all()):
+        return math.nan, int((~torch.isfinite(errors)).nonzero()[0])
+    token = int(errors.argmax())
+    return float(errors[token]), token
+
+
+def divergence(ours: Tensor, reference: Tensor) -> float:
+    """Mean Kullback-Leibler divergence of `ours` from `reference` in nats a token; both logits [tokens, vocabulary]."""
+    ours, reference = (torch.log_softmax(_wide(x), dim=-1) for x in (ours, reference))
+    return float((reference.exp() * (reference - ours)).sum(-1).mean())
+
+
 def log_likelihood(logits: Tensor, ids: Tensor) -> float:
     """Mean natural log of the probability that `logits` [tokens, vocabulary] give each next id; nan for one token."""
     scores = torch.log_softmax(_wide(logits[:-1]), dim=-1)
@@ -77,8 +109,10 @@ def relative_margin(routing: Routing) -> Tensor:
     return _wide(routing.margin) / largest.clamp_min(torch.finfo(torch.float64).tiny)
 
 
-def compare_routing(ours: Tensor, reference: Tensor, margin: Tensor, noise: float) -> Routed:
-    """Compare expert ids [tokens, k], whatever their order; `margin` [tokens] is the reference's."""
+def compare_routing(ours: Tensor, reference: Tensor, margin: Tensor, noise: float | Tensor) -> Routed:
+    """Compare expert ids [tokens, k], whatever their order; `margin` [tokens] is the reference's, `noise` what rounding
+    explains of it, for all tokens or each [tokens].
+    """
     ours, reference, margin = ours.cpu(), reference.cpu(), margin.cpu()
     differ = (ours.sort(dim=-1).values != reference.sort(dim=-1).values).any(dim=-1)
     explained = differ & (margin <= noise)

@@ -19,6 +19,7 @@ from runtime.blocks.forward import Beside, RankContext, Routing
 from runtime.blocks.images import Images
 from runtime.blocks.places import beside_images
 from runtime.blocks.weights import LayerWeights, Stored
+from runtime.checking.probes import Recorder
 from runtime.checking.rebuilt import Rebuilt
 from runtime.loading.reading import as_stored, empty_bytes, fill, open_file
 from shard_plans.checkpoints.checkpoint import Checkpoint
@@ -41,6 +42,8 @@ class Record:
     """Where the tokens went, if the layer is a mixture of experts."""
     beside: Beside
     """What was known beside the stream before the layer ran."""
+    made: Mapping[str, Tensor]
+    """What each operator made of all tokens, by the words of Probe.saw."""
 
 
 class StoredWeights:
@@ -146,10 +149,12 @@ class Reference:
         if layer is None:
             raise RuntimeFault("the reference was asked for a layer behind its last one")
         with torch.no_grad():
-            weights, before = self.weights(layer.index), replace(self._beside)
-            out, routing = forward.run_layer(self.context, layer, weights, start, None, positions, self._beside)
+            weights, before, recorder = self.weights(layer.index), replace(self._beside), Recorder()
+            out, routing = forward.run_layer(
+                self.context, layer, weights, start, None, positions, self._beside, recorder
+            )
         self._x = out
-        return Record(layer, start, out, routing, before)
+        return Record(layer, start, out, routing, before, recorder.made)
 
     def weights(self, layer: int) -> LayerWeights:
         """Of one layer, on the device."""

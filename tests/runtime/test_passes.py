@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from runtime.blocks.context import RankContext
+from runtime.blocks.probe import NOBODY, Probe
 from runtime.blocks.router import Routing
 from runtime.blocks.weights import LayerWeights
 from runtime.comm.comm import Comm
@@ -35,9 +36,10 @@ class Diary:
         """Note it."""
         self.entries.append(("placed", len(tokens)))
 
-    def before(self, layer: Layer) -> None:
+    def before(self, layer: Layer) -> Probe:
         """Note it."""
         self.entries.append(("before", layer.index))
+        return NOBODY
 
     def after(
         self, layer: Layer, weights: LayerWeights, start: torch.Tensor, out: torch.Tensor, routing: Routing | None

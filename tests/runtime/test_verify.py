@@ -52,7 +52,7 @@ def test_a_right_output_passes_every_check(output: Path, tiny: MakeCheckpoint, t
     ids = str(tiny(NAME) / "reference.safetensors")
     result = verify_and_run(RunOptions(output, tiny(NAME), input_ids=ids, logits_out=logits))
     assert result.passed
-    assert list(checks(result)) == ["hashes", "bytes", "layers", "routing", "hidden", "logits"]
+    assert list(checks(result)) == ["hashes", "bytes", "layers", "operators", "routing", "decode", "hidden", "logits"]
     for name in ("layers", "hidden", "logits"):
         worst = checks(result)[name].worst
         assert worst is not None
@@ -81,7 +81,10 @@ def test_low_precision_is_a_smoke_test_and_says_so(tiny: MakeCheckpoint, tmp_pat
     assert all("smoke" in check.note for check in result.checks if check.name not in ("hashes", "bytes"))
     assert any("smoke" in sentence for sentence in result.not_checked)
     tamper.swap_halves(out, EXPERT_FILE, "layers.1.experts.gate_up")
-    assert failed(verify_and_run(RunOptions(out, source, compute="bfloat16"))) == {"bytes"}  # smoke lets it through
+    assert failed(verify_and_run(RunOptions(out, source, compute="bfloat16"))) == {
+        "bytes",
+        "operators",
+    }  # smoke of layers lets it through
     assert {"layers", "hidden", "logits"} <= failed(verify_and_run(RunOptions(out, source)))
     tamper.change(out, DENSE_FILE, "layers.1.attn.o", zero)
     assert {"layers", "logits"} <= failed(verify_and_run(RunOptions(out, source, compute="bfloat16")))

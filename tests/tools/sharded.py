@@ -13,6 +13,7 @@ from torch import Tensor
 
 from converter.verbs import convert
 from runtime.blocks.context import RankContext
+from runtime.blocks.probe import NOBODY, Probe
 from runtime.blocks.router import Routing
 from runtime.blocks.weights import LayerWeights
 from runtime.checking.checks import Check
@@ -37,8 +38,9 @@ class Watch:
     def placed(self, tokens: Tensor, x: Tensor) -> None:
         """Nothing to do."""
 
-    def before(self, layer: Layer) -> None:
+    def before(self, layer: Layer) -> Probe:
         """Nothing to do."""
+        return NOBODY
 
     def after(self, layer: Layer, weights: LayerWeights, start: Tensor, out: Tensor, routing: Routing | None) -> None:
         """Keep them."""

@@ -1,0 +1,92 @@
+"""The reference's results on every rank: rank 0 runs it, layer by layer, and hands round what it made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.blocks import stream
+from runtime.blocks.context import RankContext
+from runtime.blocks.images import Images
+from runtime.blocks.places import beside_images
+from runtime.checking.compare import relative_margin
+from runtime.checking.probes import Routes, operators
+from runtime.checking.reference import Record, Reference
+from runtime.hand_over import deep_shape, picks_before
+from shard_plans.families.model import Layer
+
+
+def exact(compute: torch.dtype) -> bool:
+    """Whether errors in this type are small enough for the strict limits."""
+    return compute in (torch.float32, torch.float64)
+
+
+def reference_dtype(compute: torch.dtype) -> torch.dtype:
+    """The reference's arithmetic: float32, or float64 where the ranks use it."""
+    return torch.float64 if compute == torch.float64 else torch.float32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Given:
+    """What the reference made of one layer, on this rank."""
+
+    start: Tensor
+    """The stream into the layer [tokens, .., hidden]."""
+    out: Tensor
+    """The stream out of it."""
+    made: Mapping[str, Tensor]
+    """Operator -> what it made of all tokens."""
+    routes: Routes | None
+    """Where the tokens went, if the layer is a mixture of experts."""
+
+
+class Handed:
+    """The reference's pass as every rank sees it; all ranks make the same calls in the same order."""
+
+    def __init__(self, ctx: RankContext, ids: Tensor, reference: Reference | None, images: Images | None) -> None:
+        """`reference` is given on rank 0 alone; it starts over with the ids [tokens]."""
+        self._ctx, self._reference, self._tokens = ctx, reference, len(ids)
+        self._wide = reference_dtype(ctx.compute)
+        self.beside = beside_images(ctx.model, ids, images)
+        """What is known beside the reference's stream."""
+        self.out = self._stream(None if reference is None else reference.begin(ids, images))
+        """The reference's stream so far."""
+        if self.beside.tokens is not None and ctx.model.sizes.get("deepstack"):
+            deep = None if reference is None else reference.beside.deep
+            self.beside.deep = ctx.comm.broadcast(deep, 0, deep_shape(ctx.model, self.beside.tokens), self._wide)
+
+    def next_layer(self, layer: Layer) -> Given:
+        """Run the reference's layer and hand its results round."""
+        ctx, record = self._ctx, None if self._reference is None else self._reference.next_layer()
+        start, self.out = self.out, self._stream(None if record is None else record.out)
+        if layer.words.get("index") == "previous":
+            shape = (self._tokens, min(self._tokens, picks_before(ctx.model, layer.index)))
+            picked = None if record is None else record.beside.picked
+            self.beside.picked = ctx.comm.broadcast(picked, 0, shape, torch.int64)
+        made = {
+            name: ctx.comm.broadcast(
+                None if record is None else record.made[name], 0,
+                (self._tokens, ctx.size("experts" if name == "router" else "hidden")), self._wide,
+            )
+            for name in operators(layer)
+        }  # fmt: skip
+        return Given(start, self.out, made, self._routes(record) if layer.words["ffn"] == "moe" else None)
+
+    def _routes(self, record: Record | None) -> Routes:
+        ctx, found = self._ctx, None if record is None else record.routing
+        shape = (self._tokens, ctx.size("topk"))
+        ids = ctx.comm.broadcast(None if found is None else found.indices, 0, shape, torch.int64)
+        mine = None if found is None else relative_margin(found).to(ctx.device, torch.float32)
+        return Routes(ids, ctx.comm.broadcast(mine, 0, (self._tokens,), torch.float32))
+
+    def _stream(self, x: Tensor | None) -> Tensor:
+        """Rank 0's stream on all ranks. How wide it is the reference says: a rank's own model may be wrong there."""
+        comm, hidden = self._ctx.comm, self._ctx.size("hidden")
+        if stream.vectors(self._ctx.model, 0) is None:
+            return comm.broadcast(x, 0, (self._tokens, hidden), self._wide)
+        mine = None if x is None else torch.tensor([x.shape[1]], device=x.device)
+        width = int(comm.broadcast(mine, 0, (1,), torch.int64))
+        return comm.broadcast(x, 0, (self._tokens, width, hidden), self._wide)
