@@ -48,7 +48,8 @@ class Holdings:
                 if any(piece.converted for piece in tensor.sources):
                     raise ManifestError(
                         f"{out} holds {tensor.name} in another precision than its checkpoint (--weights), so it can't "
-                        f"stand for it; start from the checkpoint"
+                        f"stand for it; start from the checkpoint, or put these weights together with reshard restore "
+                        f"--converted and convert what that makes"
                     )
                 try:
                     self._add(manifest, tensor)

@@ -6,10 +6,12 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from converter.check import check
 from converter.sources.proof import ProvingReader
-from converter.verbs import convert
+from converter.verbs import convert, restore
 from shard_plans.documents.manifest import ROOT
 from shard_plans.documents.plan import write_plan
 from shard_plans.errors import CheckFailed, CheckpointError, ManifestError, OutputError, PlanError, ReshardError
@@ -229,6 +231,16 @@ def test_another_precision_is_refused(tiny: MakeCheckpoint, tmp_path: Path) -> N
         ManifestError, match=r"holds layers.0.attn.qkv in another precision than its checkpoint \(--weights\)"
     ):
         converted(tmp_path / "one", tmp_path / "two")
+
+
+def test_a_converted_checkpoint_is_the_way_from_one_to_another(tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    convert(tiny("llama"), tmp_path / "one", tp=2, weights="attention=fp32")
+    restore(tmp_path / "one", tmp_path / "between", converted=True)
+    convert(tmp_path / "between", tmp_path / "two", tp=4)
+    convert(tiny("llama"), tmp_path / "direct", tp=4, weights="attention=fp32")
+    for path in (tmp_path / "direct").glob("*.safetensors"):
+        there, here = load_file(path), load_file(tmp_path / "two" / path.name)
+        assert all(torch.equal(there[name], here[name]) for name in there) and there.keys() == here.keys()
 
 
 def test_precision_changes_on_the_way_as_from_the_checkpoint(tiny: MakeCheckpoint, tmp_path: Path) -> None:
