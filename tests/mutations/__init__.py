@@ -1,0 +1,1 @@
+"""Bugs put into a sharded run at random places, and what the verification says of each."""

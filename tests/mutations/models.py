@@ -1,0 +1,57 @@
+"""The models that bugs are put into, deeper than other tiny ones, and the plans by which they are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.checkpoints import cache
+from tests.tools.sharded import convert_tiny
+
+DENSE: tuple[Mapping[str, int], ...] = ({"tp": 2}, {"tp": 2, "pp": 3}, {"tp": 4, "pp": 2}, {"tp": 2, "dp": 2, "pp": 2})
+MOE: tuple[Mapping[str, int], ...] = (
+    {"tp": 2, "ep": 2}, {"tp": 2, "pp": 2, "ep": 2}, {"tp": 4, "pp": 3, "ep": 2, "etp": 2},
+    {"tp": 2, "dp": 2, "pp": 2, "ep": 2, "etp": 2}, {"tp": 2, "dp": 2, "ep": 4},
+)  # fmt: skip
+NO_ETP = tuple(plan for plan in MOE if "etp" not in plan)
+"""Where a cut of experts would lie inside a group of numbers that share a byte or a scale."""
+PLANS: Mapping[str, tuple[Mapping[str, int], ...]] = {
+    "qwen3_deep": DENSE,
+    "glm4_moe_deep": MOE,
+    "deepseek_v3_deep": MOE,
+    "deepseek_v32_deep": MOE,
+    "gpt_oss_deep": NO_ETP,
+    "qwen3_next_deep": MOE,
+    "kimi_linear_deep": MOE,
+    "kimi_k25_deep": NO_ETP,
+}
+"""Dense attention; experts with biases and shared ones; MLA with FP8 blocks, groups and an indexer; sinks, windows and
+MXFP4; two kinds of linear attention; INT4 groups.
+"""
+
+
+class Outputs:
+    """Checkpoints and what was converted from them, each made once below a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def checkpoint(self, family: str) -> Path:
+        """The checkpoint of a family."""
+        return cache.made(self._folder / "checkpoints", family, lambda folder: make(family, folder))
+
+    def output(self, family: str, sizes: Mapping[str, int]) -> Path:
+        """The family's shards by a plan; to be copied before they are spoiled."""
+        source = self.checkpoint(family)
+        out = source.parent / f"{family} {' '.join(f'{axis}{size}' for axis, size in sizes.items())}"
+        if not (out / "manifest.json").exists():
+            convert_tiny(source, out, sizes)
+        return out
+
+
+def make(family: str, folder: Path, seed: int = 0) -> None:
+    """Write the checkpoint of a family; other seeds give other values."""
+    from tests.checkpoints import tiny  # transformers takes seconds to import; a kept checkpoint needs none
+
+    tiny.quiet()
+    tiny.make_tiny(family, folder, seed)
