@@ -11,9 +11,9 @@ from torch import Tensor
 from runtime.blocks.forward import RankContext
 from runtime.blocks.images import Images
 from runtime.blocks.places import beside_images, shift
-from runtime.checking.checks import LIMIT, Measure, gather
+from runtime.checking.checks import Measure, gather, limits
 from runtime.checking.compare import cosine, divergence, log_likelihood, relative
-from runtime.checking.figures import LayerFigures, merge
+from runtime.checking.figures import LayerFigures, lacking, merge
 from runtime.checking.handed import exact
 from runtime.checking.ladder import Ladder
 from runtime.checking.reference import Reference
@@ -99,7 +99,10 @@ def run_rank(job: Job, comm: Comm) -> Outcome:
         measures += [Measure("replicas", error, where) for error, where, _ in replicas]
         if logits is not None and job.reference is not None:
             measures += _compare_logits(job, logits, job.reference.logits())
-    layers = merge((LayerFigures(**entry) for found in every for entry in found["layers"]), exact(job.compute))
+    figures = [LayerFigures(**entry) for found in every for entry in found["layers"]]
+    if job.reference is not None:
+        measures += lacking(job.reference.context.model.forward_layers, figures, plan.grid.stage_ranks)
+    layers = merge(figures, exact(job.compute))
     total = {key: sum(found[key] for found in every) for key in ("wrong", "routed", "loaded")}
     return Outcome(
         tuple(measures), logits, tuple(generated), tuple(layers),
@@ -142,7 +145,7 @@ def _compare_replicas(run: RankRun, scores: Tensor | None, untied: int) -> tuple
         return cosine(scores, first), where, len(scores)
     wide, whole = scores.cpu().double(), first.cpu().double()
     errors = (wide - whole).norm(dim=-1) / whole.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
-    apart = (~(errors <= LIMIT)).nonzero().flatten().tolist()
+    apart = (~(errors <= limits(ctx.compute)[0])).nonzero().flatten().tolist()
     if apart and 0 < untied <= apart[0]:
         errors = errors[:untied]
     bad = (~torch.isfinite(errors)).nonzero().flatten().tolist()

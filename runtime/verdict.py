@@ -10,13 +10,13 @@ import torch
 from converter.check import CheckResult
 from runtime.checking.checks import (
     AGREEMENT,
-    AIM,
     COSINE,
     DIVERGENCE,
     LIKELIHOOD,
     LIMIT,
     Check,
     Measure,
+    limits,
     make_check,
 )
 from runtime.checking.handed import exact
@@ -52,7 +52,7 @@ def checks_of(ran: Ran) -> tuple[Check, ...]:
     """The checks in the order of the ladder."""
     found: list[Check | None] = [*_loading(ran), _bytes(ran)]
     if ran.outcome is not None:
-        found += _exact(ran.outcome) if exact(ran.compute) else _smoke(ran.outcome)
+        found += _exact(ran.outcome, *limits(ran.compute)) if exact(ran.compute) else _smoke(ran.outcome)
         found.append(ran.precision)
     return tuple(check for check in found if check is not None)
 
@@ -80,15 +80,15 @@ def _bytes(ran: Ran) -> Check | None:
     return Check("bytes", False, float(len(failures)), 0.0, where, f"{len(failures)} differences, the first is named")
 
 
-def _exact(outcome: Outcome) -> list[Check | None]:
+def _exact(outcome: Outcome, limit: float, aim: float) -> list[Check | None]:
     measures = outcome.measures
 
     def relative(name: str, what: str) -> Check | None:
-        check = make_check(name, measures, LIMIT)
+        check = make_check(name, measures, limit)
         if check is None:
             return None
-        reached = "reached" if check.worst is not None and check.worst <= AIM else "missed"
-        return make_check(name, measures, LIMIT, f"{what}; aimed at {AIM:g}: {reached}")
+        reached = "reached" if check.worst is not None and check.worst <= aim else "missed"
+        return make_check(name, measures, limit, f"{what}; aimed at {aim:g}: {reached}")
 
     return [
         relative("vision", "relative error of one of the images' tokens"),
@@ -97,9 +97,23 @@ def _exact(outcome: Outcome) -> list[Check | None]:
         make_check("routing", measures, 0.0, _routes(outcome)),
         relative("decode", "relative error of the last tokens' contributions, a token at a time through the cache"),
         relative("replicas", f"relative error of one token's logits, over {outcome.agreed} tokens"),
-        relative("hidden", "relative error end to end"),
+        _hidden(relative("hidden", "relative error end to end"), outcome),
         relative("logits", "relative error end to end"),
     ]
+
+
+def _hidden(check: Check | None, outcome: Outcome) -> Check | None:
+    """The check with the first layer that fails: those behind it may be right, and only go on with what it made."""
+    beyond = [
+        layer.layer
+        for layer in outcome.layers
+        if layer.hidden is not None and check is not None and not layer.hidden <= check.limit
+    ]
+    return (
+        replace(check, where=f"{check.where}, first beyond the limit behind layer {beyond[0]}")
+        if beyond and check
+        else check
+    )
 
 
 def _routes(outcome: Outcome) -> str:

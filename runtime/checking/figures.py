@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from runtime.checking.checks import Measure
 from shard_plans.families.model import Layer
 
 
@@ -63,6 +65,15 @@ def merge(figures: Iterable[LayerFigures], exact: bool) -> list[LayerFigures]:
             setattr(known, name, sorted({*getattr(known, name), *getattr(one, name)}))
         known.load = known.load or one.load
     return [merged[layer] for layer in sorted(merged)]
+
+
+def lacking(layers: Sequence[Layer], figures: Iterable[LayerFigures], ranks: int) -> Iterator[Measure]:
+    """A failure for each layer that wasn't run, and so compared, by all `ranks` of its stage."""
+    seen = Counter(one.layer for one in figures)
+    for layer in layers:
+        if seen[layer.index] < ranks:
+            where = f"layer {layer.index}: run by {seen[layer.index]} of the {ranks} ranks of its stage"
+            yield Measure("layers", math.inf, where)
 
 
 def kind_of(layer: Layer) -> str:

@@ -13,9 +13,10 @@ from runtime.blocks.forward import Routing
 from runtime.blocks.images import Images
 from runtime.blocks.probe import NOBODY, Probe
 from runtime.blocks.weights import LayerWeights
-from runtime.checking.checks import LIMIT, Measure, worst
+from runtime.checking.checks import Measure, limits, worst
 from runtime.checking.compare import NOISE, cosine, layer_error, relative, relative_margin
 from runtime.checking.decode import decode
+from runtime.checking.edges import handed_over, stream_error
 from runtime.checking.figures import LayerFigures
 from runtime.checking.handed import Given, Handed, exact
 from runtime.checking.probes import Compared, Replay, operators
@@ -44,6 +45,7 @@ class Ladder:
         self._advance = advance
         self.run, self.ctx, self._tokens = run, run.ctx, len(ids)
         self._exact, self._noise = exact(run.ctx.compute), NOISE[run.ctx.compute]
+        self._limit = limits(run.ctx.compute)[0]
         self._positions = torch.arange(len(ids), device=run.ctx.device)
         self._handed = Handed(run.ctx, ids, reference, images) if compare else None
         self._given: Given | None = None
@@ -79,6 +81,9 @@ class Ladder:
         if self._handed is None:
             return NOBODY
         self._given = given = self._handed.next_layer(layer)
+        stage = self.run.stage_of(layer.index)
+        if stage and layer.index == self.run.stages[stage][0]:
+            self._entered(f"handed to stage {stage}", handed_over(self.run, stage, given.start, self._handed.beside))
         self._replay = Replay(given.routes, self._noise, given.start) if self._exact and given.routes else None
         return self._replay or NOBODY
 
@@ -96,7 +101,18 @@ class Ladder:
             if self.ctx.at.dp == self.ctx.at.tp == 0:
                 found.load = routing.indices.flatten().bincount(minlength=self.ctx.size("experts")).tolist()
         if self._given is not None and self._handed is not None:
+            if layer.index == 0:
+                self._entered("embedding", start)
             self._compare(layer, weights, out, found, self._given, self._handed.beside)
+
+    def _entered(self, what: str, x: Tensor | None) -> None:
+        """Compare what came into the stage with the reference's stream there."""
+        if x is None or self._given is None or self._handed is None:
+            return
+        found = stream_error(x, self._given.start, self._handed.beside, self._exact)
+        if found is not None:
+            token = f", token {found[1]}" if self._exact else ""
+            self._note("layers", found[0], f"{what}, rank {self.ctx.at.rank}{token}")
 
     def _compare(
         self, layer: Layer, weights: LayerWeights, out: Tensor, found: LayerFigures, given: Given, beside: Beside
@@ -134,7 +150,7 @@ class Ladder:
         """The first operator of the layer that fails, or the worst of those that pass."""
         found.operators = {name: value for name, (value, _) in probe.found.items()}
         seen = [name for name in operators(layer) if name in probe.found]
-        failed = [name for name in seen if self._exact and not probe.found[name][0] <= LIMIT]
+        failed = [name for name in seen if self._exact and not probe.found[name][0] <= self._limit]
         pick = max if self._exact else min
         first = failed[0] if failed else pick(seen, key=lambda name: probe.found[name][0])
         value, token = probe.found[first]

@@ -7,6 +7,7 @@ it does share the table and the layer arithmetic with the sharded run.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -114,7 +115,7 @@ class Reference:
         forward.check_model(binding.model)
         self.context: RankContext = forward.single_rank(binding.model, compute, device)
         self._weights = StoredWeights(binding, rebuilt)
-        self._layers = iter(binding.model.forward_layers)
+        self._left = deque(binding.model.forward_layers)
         self._x: Tensor | None = None
         self._positions: Tensor | None = None
         self._beside = Beside()
@@ -128,7 +129,7 @@ class Reference:
         """Embed the ids [tokens], and the images in them, and start over at the first layer; returns its input."""
         device = self.context.device
         ids = ids.to(device)
-        self._layers = iter(self.context.model.forward_layers)
+        self._left = deque(self.context.model.forward_layers)
         self._positions = torch.arange(len(ids), device=device)
         self._beside = beside_images(self.context.model, ids, images)
         with torch.no_grad():
@@ -145,9 +146,9 @@ class Reference:
     def next_layer(self) -> Record:
         """Run the next layer."""
         start, positions = self._started()
-        layer = next(self._layers, None)
-        if layer is None:
+        if not self._left:
             raise RuntimeFault("the reference was asked for a layer behind its last one")
+        layer = self._left.popleft()
         with torch.no_grad():
             weights, before, recorder = self.weights(layer.index), replace(self._beside), Recorder()
             out, routing = forward.run_layer(
@@ -161,7 +162,9 @@ class Reference:
         return self._weights.section(layer, self.context.device)
 
     def logits(self) -> Tensor:
-        """[tokens, vocabulary] of the layer output reached so far."""
+        """[tokens, vocabulary]; layers that weren't asked for are run first."""
+        while self._left:
+            self.next_layer()
         x, _ = self._started()
         device = self.context.device
         weights: Mapping[str, Stored | tuple[Stored, ...]] = self._weights.section("last", device)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from tests.mutations.bug import Bug
+from tests.mutations.caches import CACHES
 from tests.mutations.files import FILES
 from tests.mutations.lines import LINES
 from tests.mutations.links import LINKS
 from tests.mutations.weights import WEIGHTS
 from tests.mutations.words import WORDS
 
-BUGS: tuple[Bug, ...] = (*WEIGHTS, *FILES, *WORDS, *LINES, *LINKS)
+BUGS: tuple[Bug, ...] = (*WEIGHTS, *FILES, *WORDS, *LINES, *LINKS, *CACHES)

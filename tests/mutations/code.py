@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from runtime.blocks import forward
 from runtime.blocks.context import RankContext
 from shard_plans.families.model import Layer, Model
@@ -24,7 +22,7 @@ class Here(threading.local):
 
 
 def twist_layer(site: Site, **changes: Callable[..., Any]) -> None:
-    """Give the layer other `words`, another `model`, other `weights` or other `positions`, as in `enter_layer`."""
+    """Give the layer other `words`, another `model`, or other `weights`, as in `enter_layer`."""
     enter_layer(site, **changes)
 
 
@@ -33,19 +31,18 @@ def enter_layer(
     words: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda words: words,
     model: Callable[[Model], Model] = lambda model: model,
     weights: Callable[[RankContext, Weights], Weights] = lambda ctx, weights: weights,
-    positions: Callable[[Tensor], Tensor] = lambda positions: positions,
 ) -> Here:
     """Know who is in the layer, and give it there what these functions make of what it is given."""
     here, run = Here(), forward._run_layer
 
-    def run_layer(ctx: RankContext, layer: Layer, given: Weights, x: Tensor, cache: Any, at: Tensor, *rest: Any) -> Any:
+    def run_layer(ctx: RankContext, layer: Layer, given: Weights, *rest: Any) -> Any:
         if layer.index != site.layer.index or ctx.grid.world == 1:
-            return run(ctx, layer, given, x, cache, at, *rest)
+            return run(ctx, layer, given, *rest)
         here.wrong = True
         try:
             other = replace(layer, words=words(layer.words))
             ctx = replace(ctx, model=model(ctx.model))
-            return run(ctx, other, weights(ctx, given), x, cache, positions(at), *rest)
+            return run(ctx, other, weights(ctx, given), *rest)
         finally:
             here.wrong = False
 

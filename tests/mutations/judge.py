@@ -11,6 +11,10 @@ from runtime.run import RunResult, verify_and_run
 from shard_plans.errors import ReshardError
 from tests.mutations.bug import EMBEDDING, HEAD, STAGE, STEP, Bug, Site
 
+ATTENTION, FFN = ("attn.norm", "attn"), ("ffn.norm", "router", "experts", "shared", "ffn")
+HALVES = {"attn": ATTENTION, "ffn": FFN, "layer": ATTENTION + FFN}
+"""Place of a bug -> operators of which one must be the first that fails."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -33,29 +37,34 @@ def judge(bug: Bug, site: Site, checkpoint: Path, ids: str) -> Finding:
     except ReshardError as fault:
         return Finding(True, bool(re.search(rf"layer {site.layer.index}\b", str(fault))), ("refused",), str(fault))
     wrong = {check.name: check.where for check in result.checks if not check.passed}
-    return Finding(not result.passed, _pinned(bug, site, wrong), tuple(wrong), _first(bug, wrong))
+    return Finding(not result.passed, _pinned(bug, site, wrong), tuple(wrong), _first(wrong))
 
 
 def _pinned(bug: Bug, site: Site, wrong: dict[str, str]) -> bool:
-    """Whether the checks name the place."""
+    """Whether the checks name the place: the layer, and which half of it."""
+    layers = wrong.get("layers", "")
     if bug.place == EMBEDDING:
-        return "embedding" in wrong.get("layers", "")
+        return layers.startswith("embedding,")
     if bug.place == HEAD:
         return "logits" in wrong and not {"layers", "hidden", "routing"} & set(wrong)
     if bug.place == STAGE:
-        return f"handed to stage {site.stage}," in wrong.get("hidden", "") and "layers" not in wrong
+        return layers.startswith(f"handed to stage {site.stage},")
     if bug.place == STEP:
-        return _names(site, wrong.get("decode", ""))
-    return _names(site, wrong.get("layers", wrong.get("routing", "")))
+        return not layers and _layer(wrong.get("decode", "")) == site.layer.index
+    operator = re.match(r"layer (\d+), rank \d+, ([\w.]+)", wrong.get("operators", ""))
+    if operator is not None and (int(operator[1]) != site.layer.index or operator[2] not in HALVES[bug.place]):
+        return False
+    return _layer(layers) == site.layer.index
 
 
-def _names(site: Site, where: str) -> bool:
-    return re.match(rf"(layer )?{site.layer.index}\b", where.removeprefix("layer ")) is not None
+def _layer(where: str) -> int | None:
+    found = re.match(r"layer (\d+)\b", where)
+    return None if found is None else int(found[1])
 
 
-def _first(bug: Bug, wrong: dict[str, str]) -> str:
-    order = ("layers", "routing", "hidden", "logits", "decode", "bytes")
-    return next((wrong[name] for name in order if name in wrong), "; ".join(wrong.values()))
+def _first(wrong: dict[str, str]) -> str:
+    order = ("operators", "layers", "routing", "decode", "hidden", "logits", "bytes")
+    return next((wrong[name] for name in order if name in wrong), "")
 
 
 def passes(out: Path, checkpoint: Path, ids: str, compute: str = "float32", new_tokens: int = 0) -> RunResult:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from runtime import passes
 from runtime import request as verb
+from runtime.checking import edges
 from runtime.comm.virtual import VirtualComm
 from runtime.hand_over import hand_over
 from runtime.opened import Opened, open_output
@@ -53,7 +54,8 @@ def handed(change: Callable[[Tensor], Tensor]) -> Callable[[Site], None]:
             came = right(ctx, stages, stage, x, *rest)
             return came if came is None or stage + 1 != site.stage else change(came)
 
-        site.patch.setattr(passes, "hand_over", wrong)
+        for module in (passes, edges):
+            site.patch.setattr(module, "hand_over", wrong)
 
     return inject
 

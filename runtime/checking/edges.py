@@ -1,0 +1,41 @@
+"""What comes into a stage, alone: the embedding of the ids, and the reference's own stream as it is handed over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from runtime.blocks.beside import Beside
+from runtime.blocks.piece import Piece
+from runtime.checking.compare import cosine, layer_error
+from runtime.hand_over import hand_over, picks_wanted
+from runtime.passes import RankRun
+
+
+def handed_over(run: RankRun, stage: int, x: Tensor, beside: Beside) -> Tensor | None:
+    """The stream x [tokens, .., hidden] as it comes to `stage` from the one before; every rank calls it.
+
+    None on other stages. What goes with the stream goes too; of an indexer's picks only the shape.
+    """
+    ctx, tokens = run.ctx, len(x)
+    picks = picks_wanted(ctx.model, run.stages, stage)
+    picked = torch.zeros((tokens, min(picks, tokens)), dtype=torch.int64, device=x.device) if picks else None
+    piece = Piece(torch.arange(tokens, device=x.device), replace(beside, picked=picked))
+    sent = x.to(ctx.compute) if ctx.at.stage == stage - 1 else None
+    return hand_over(ctx, run.stages, stage - 1, sent, [piece])
+
+
+def stream_error(x: Tensor, reference: Tensor, beside: Beside, exact: bool) -> tuple[float, int] | None:
+    """Worst relative error of a token that is a word (else the cosine of all), and the token; None without words."""
+    words = torch.ones(len(x), dtype=torch.bool, device=x.device)
+    if beside.tokens is not None:
+        words[beside.tokens] = False
+    if x.shape != reference.shape or not bool(words.any()):
+        return None
+    ours, theirs = x[words], reference[words]
+    if not exact:
+        return cosine(ours, theirs), 0
+    error, row = layer_error(torch.zeros_like(theirs), ours, theirs)
+    return error, int(words.nonzero()[row])
