@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from runtime.checking.checks import gather
 from runtime.comm.comm import NoComm
-from runtime.comm.devices import module
+from runtime.comm.devices import free_bytes
 from runtime.comm.distributed import DistributedComm, under_torchrun
 from runtime.comm.virtual import VirtualWorld
 from runtime.loading.loader import Loader, LoadOptions
@@ -66,24 +65,5 @@ def tower_loader(opened: Opened, comm: DistributedComm | None, options: LoadOpti
 
 def room(device: torch.device) -> int:
     """Bytes of weights that may stay in memory from one token to the next: half of what is free, shared fairly."""
-    if device.type != "cpu":
-        found = getattr(module(device.type), "mem_get_info", None)
-        return int(found()[0]) // 2 if found is not None else 0
-    return _available() // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def _available() -> int:
-    """Bytes that this process may still take: what the kernel calls available, and what its control group leaves."""
-    words = _words("/proc/meminfo").partition("MemAvailable:")[2].split()
-    limits = [int(words[0]) * 1024] if words and words[0].isdigit() else []
-    most, used = (_words(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
-    if most.isdigit() and used.isdigit():
-        limits.append(max(0, int(most) - int(used)))
-    return min(limits, default=0)
-
-
-def _words(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
+    shared = 1 if device.type != "cpu" else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return free_bytes(device) // 2 // shared

@@ -46,8 +46,8 @@ class RunOptions:
     ignore_end: bool = False
     """Generate on behind an end-of-sequence token."""
     check_hashes: bool = True
-    look_ahead: int = 2
-    threads: int = 2
+    resident_layers: int = 3
+    threads: int = 4
     progress: ShowProgress = silent
     """How a long step is shown: what it is and in which unit it counts."""
 

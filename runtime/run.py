@@ -175,7 +175,7 @@ def _loader(request: Request, comm: DistributedComm | None) -> Loader:
     budget = room(request.device) if request.new_tokens > 1 else 0
     return Loader(
         opened.out, opened.root, ranks, len(opened.model.forward_layers),
-        LoadOptions(request.device, options.check_hashes, options.look_ahead, budget, options.threads),
+        LoadOptions(request.device, options.check_hashes, options.resident_layers, budget, options.threads),
     )  # fmt: skip
 
 

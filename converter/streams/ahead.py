@@ -26,6 +26,11 @@ class Window:
     before: int = 0
     """How many of the bytes are before what was read."""
 
+    @property
+    def room(self) -> memoryview:
+        """Where what is read goes."""
+        return self.memory.data[self.head :]
+
     def holds(self, name: str, offset: int, length: int) -> bool:
         """Whether all of these bytes are here."""
         return name == self.name and self.start <= offset <= offset + length <= self.end
@@ -87,14 +92,14 @@ class Ahead:
         """Whether no more can be begun now."""
         return len(self._coming) == self.depth
 
-    def begin(self, name: str, start: int, stop: int, load: Callable[[Window], int]) -> None:
-        """Have `load` fill a window from the page `start`; it returns the end of what it read."""
+    def begin(self, name: str, start: int, stop: int, load: Callable[[memoryview], int]) -> None:
+        """Have `load` fill a window's room from the page `start`; it returns the end of what it read."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "reshard-ahead")
         window = self.free.pop() if self.free else make_window(self.room)
         window.clear()
         window.name, window.start = name, start
-        self._coming.append(_Coming(window, stop, self._pool.submit(load, window)))
+        self._coming.append(_Coming(window, stop, self._pool.submit(load, window.room)))
 
     def offers(self, here: Window, name: str, offset: int, length: int) -> bool:
         """Whether these bytes come next, but for what the window `here` has of them."""

@@ -127,6 +127,14 @@ class Reader(Handles):
         self.bytes_read += found
         return self._window.view(offset, found)
 
+    def into(self, name: str, start: int, stop: int, room: memoryview) -> None:
+        """Fill `room`, whole pages of memory, with the file from the page `start` on, up to `stop` at least.
+
+        Past the page cache where the file system can. Raises `error` where the file ends before.
+        """
+        self._read_pages(name, start, 0, stop, room)
+        self.bytes_read += stop - start
+
     def _bring(self, name: str, offset: int, length: int) -> None:
         """Have these bytes in the window."""
         if self._window.holds(name, offset, length):
@@ -153,16 +161,7 @@ class Reader(Handles):
             done = window.keep(self._window.view(start, self._window.end - start))
         self._use(window)
         window.clear()
-        handle, direct = self._handle(name)
-        try:
-            end = self._pull(handle, direct, start, done, stop, window)
-        except OSError as error:
-            if error.errno in REFUSALS and direct:
-                self.refused(name)
-                return self._fill(name, offset, length)
-            raise self._unreadable(name, offset, error) from error
-        if end < stop:
-            raise self._ended(name, end, stop)
+        end = self._read_pages(name, start, done, stop, window.room)
         window.name, window.start, window.end = name, start, end
         if not self._ahead.busy or self._ahead.passed(name, end):
             self._go_on(name, end)
@@ -175,13 +174,27 @@ class Reader(Handles):
         except OSError as error:
             raise self._unreadable(name, 0, error) from error
 
+    def _read_pages(self, name: str, start: int, done: int, stop: int, room: memoryview) -> int:
+        """Read a file from the page `start` into `room`, which has `done` bytes of it; up to where it has it then."""
+        handle, direct = self._handle(name)
+        try:
+            end = self._pull(handle, direct, start, done, stop, room)
+        except OSError as error:
+            if error.errno not in REFUSALS or not direct:
+                raise self._unreadable(name, start + done, error) from error
+            self.refused(name)
+            return self._read_pages(name, start, done, stop, room)
+        if end < stop:
+            raise self._ended(name, end, stop)
+        return end
+
     @staticmethod
-    def _pull(handle: int, direct: bool, start: int, done: int, stop: int, window: Window) -> int:
-        """Read a file from the page `start` until `stop` is there, or it ends, into a window that has `done` bytes.
+    def _pull(handle: int, direct: bool, start: int, done: int, stop: int, room: memoryview) -> int:
+        """Read a file from the page `start` until `stop` is there, or it ends, into `room`, which has `done` bytes.
 
         Returns up to where it has it. No page is read twice: the next piece goes on where this one ends.
         """
-        room = window.memory.data[window.head : window.head + page_up(stop - start)]
+        room = room[: page_up(stop - start)]
         while start + done < stop:
             whole = page_down(done)  # the end of a file needn't be one of a page
             got = whole + os.preadv(handle, [room[whole:]], start + whole)

@@ -6,10 +6,13 @@ import importlib
 import importlib.util
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from converter.streams.buffers import PAGE, aligned
 from shard_plans.errors import RuntimeFault
 
 
@@ -83,6 +86,61 @@ def synchronize(device: torch.device) -> None:
         module(device.type).synchronize(device)
 
 
+def free_bytes(device: torch.device) -> int:
+    """Bytes that this process may still take on `device`; 0 where its library doesn't say.
+
+    On a CPU: what the kernel calls available, at most what its control group leaves.
+    """
+    if device.type != "cpu":
+        found = getattr(module(device.type), "mem_get_info", None)
+        return int(found(device)[0]) if found is not None else 0
+    words = _words("/proc/meminfo").partition("MemAvailable:")[2].split()
+    limits = [int(words[0]) * 1024] if words and words[0].isdigit() else []
+    most, used = (_words(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
+    if most.isdigit() and used.isdigit():
+        limits.append(max(0, int(most) - int(used)))
+    return min(limits, default=0)
+
+
+class SideStream:
+    """Copies between pinned host memory and a device, beside what is computed; for one thread. A CPU copies at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, None
+        if device.type != "cpu":
+            module(device.type).set_device(device.index or 0)  # a thread has a current device of its own
+            self._stream = module(device.type).Stream(device=device)
+
+    def pinned(self, size: int) -> Tensor:
+        """Host memory [size] uint8 that begins at a page, page-locked where the device has a use for that."""
+        if self._stream is None:
+            return torch.from_numpy(aligned(size))
+        flat = torch.empty(size + PAGE, dtype=torch.uint8, pin_memory=True)
+        start = -flat.data_ptr() % PAGE
+        return flat[start : start + size]
+
+    def copy(self, target: Tensor, source: Tensor) -> Any:
+        """Begin to copy, behind what was queued to be computed: the target's memory may still be read by that.
+
+        Returns what `wait` waits for.
+        """
+        if self._stream is None:
+            target.copy_(source)
+            return None
+        library = module(self._device.type)
+        self._stream.wait_stream(library.current_stream(self._device))
+        with library.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+            event = library.Event()
+            event.record(self._stream)
+        return event
+
+    def wait(self, event: Any) -> None:
+        """Return once the copy is done; at once for None."""
+        if event is not None:
+            event.synchronize()
+
+
 def module(kind: str) -> Any:
     """torch.cuda, torch.musa, ...: the vendor's functions under torch's common names."""
     return getattr(torch, kind)
@@ -103,6 +161,13 @@ def _count(kind: str) -> int:
     if functions is None or not functions.is_available():
         return 0
     return int(functions.device_count())
+
+
+def _words(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
 
 
 def _present() -> str:

@@ -1,64 +1,21 @@
-"""One shard file, opened and checked against its manifest; its tensors are read one by one."""
+"""One shard file looked at before it is loaded: its size, whose it is, and its header, against its manifest."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import xxhash
-from torch import Tensor
 
-from runtime.loading.reading import as_stored, empty_bytes, fill, open_file
+from runtime.loading.reading import open_file
 from shard_plans.checkpoints.headers import Kinds, read_header
-from shard_plans.documents.digests import CHUNK
-from shard_plans.documents.manifest import Manifest, ManifestTensor, ShardManifest, read_shard_manifest
+from shard_plans.documents.manifest import Manifest, ShardManifest, read_shard_manifest
 from shard_plans.errors import CheckpointError, ManifestError
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Shard:
-    """An open shard file."""
-
-    path: Path
-    handle: int
-    manifest: ShardManifest
-    tensors: Mapping[str, ManifestTensor]
-
-    def read(self, name: str, check: bool = True) -> Tensor:
-        """The tensor `name` in memory of its own, on the CPU.
-
-        With `check`, each chunk is hashed as it arrives; ManifestError names the file, the tensor and the bytes that
-        differ from what the manifest states.
-        """
-        tensor = self.tensors[name]
-        start = self.manifest.header_size + tensor.offset
-        flat, view = empty_bytes(tensor.nbytes)
-        fill(self.handle, self.path, start, view, ManifestError, partial(self._compare, tensor) if check else None)
-        if check and not tensor.nbytes:
-            self._compare(tensor, 0, memoryview(b""))
-        return as_stored(flat, tensor.dtype, tensor.shape)
-
-    def _compare(self, tensor: ManifestTensor, number: int, chunk: memoryview) -> None:
-        found = xxhash.xxh3_128_digest(chunk)
-        stated = tensor.chunks[16 * number : 16 * number + 16] if tensor.chunks else bytes.fromhex(tensor.xxh3)
-        if found != stated:
-            start = number * CHUNK
-            raise ManifestError(
-                f"{self.path}, tensor {tensor.name}: bytes {start} to {start + len(chunk)} have the digest "
-                f"{found.hex()}, the manifest states {stated.hex()}: the file was damaged; convert or copy it again"
-            )
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self.handle)
-
-
-def open_shard(out: Path, root: Manifest, name: str, check: bool = True) -> Shard:
-    """Open the shard file `name` of the output folder `out`.
+def check_shard(out: Path, root: Manifest, name: str, check: bool = True) -> ShardManifest:
+    """The manifest of the shard file `name` of the output folder `out`, after a look at the file; it isn't kept open.
 
     Raises ManifestError where the file is truncated, belongs to another rank, plan or checkpoint, or its header isn't
     what its manifest says.
@@ -80,10 +37,9 @@ def open_shard(out: Path, root: Manifest, name: str, check: bool = True) -> Shar
                 "convert or copy it again"
             )
         _check_header(path, manifest, handle if check else None)
-    except BaseException:
+    finally:
         os.close(handle)
-        raise
-    return Shard(path, handle, manifest, {tensor.name: tensor for tensor in manifest.tensors})
+    return manifest
 
 
 def _check_place(path: Path, root: Manifest, manifest: ShardManifest) -> None:

@@ -79,8 +79,8 @@ def test_every_rank_hears_of_every_layer_and_sees_its_own(tiny: MakeCheckpoint, 
         assert diary.entries == expected
 
 
-@pytest.mark.parametrize("look_ahead", [0, 1])
-def test_in_lockstep_few_layers_are_in_memory(look_ahead: int, tiny: MakeCheckpoint, tmp_path: Path) -> None:
+@pytest.mark.parametrize("resident", [1, 2])
+def test_in_lockstep_few_layers_are_in_memory(resident: int, tiny: MakeCheckpoint, tmp_path: Path) -> None:
     # replicas share no collective, so that nothing but the lockstep keeps one from running ahead of the others
     convert_tiny(tiny("llama"), tmp_path / "out", {"dp": 3})
     manifest = tamper.find(tmp_path / "out", "")
@@ -90,10 +90,10 @@ def test_in_lockstep_few_layers_are_in_memory(look_ahead: int, tiny: MakeCheckpo
         section = name.split(".")[1] if name.startswith("layers.") else outside
         sizes[section] = sizes.get(section, 0) + tamper.tensor_offset(tmp_path / "out", file, name)[1]
     largest = sorted(sizes.values(), reverse=True)
-    loader = run(tmp_path / "out", LoadOptions(CPU, look_ahead=look_ahead))
+    loader = run(tmp_path / "out", LoadOptions(CPU, resident=resident))
     assert loader.bytes_read == sum(largest)
-    assert loader.peak <= sum(largest[: look_ahead + 1])
-    free = run(tmp_path / "out", LoadOptions(CPU, look_ahead=look_ahead), lockstep=False)
+    assert loader.peak <= sum(largest[:resident])
+    free = run(tmp_path / "out", LoadOptions(CPU, resident=resident), lockstep=False)
     assert free.peak == sum(largest)
 
 
