@@ -181,7 +181,7 @@ def test_a_lost_tensor(output: Path, tiny: MakeCheckpoint) -> None:
 AT_REST: dict[str, tuple[Callable[[Path], None], str]] = {
     "a flipped bit": (
         lambda out: tamper.flip(out / EXPERT_FILE, tamper.tensor_offset(out, EXPERT_FILE, DOWN)[0], 3),
-        rf"{EXPERT_FILE}, tensor layers\.1\.experts\.down: bytes 0 to",
+        rf"{EXPERT_FILE}, tensor layers\.1\.experts\.down: bytes \d+ to",
     ),
     "a truncated file": (lambda out: tamper.truncate(out / EXPERT_FILE), rf"{EXPERT_FILE}.*cuts tensor.*truncated"),
     "another rank's file": (
