@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from runtime.blocks.kv_format import KV_FORMATS
+from runtime.blocks.pages import BLOCK
 from runtime.report import show_run
 from runtime.request import COMPUTE, silent
 from runtime.verbs import verify_and_run
@@ -25,7 +27,17 @@ from shard_plans.options import Verb, json_option
 @click.option("--backend", help="Collective backend under torchrun; by default the device's own.")
 @click.option("--prompt", help="Text to continue, by the checkpoint's tokenizer.")
 @click.option("--input-ids", help="Token ids: 1,2,3, or a safetensors file with `input_ids` (and images).")
-@click.option("--max-new-tokens", type=click.IntRange(0), help="Tokens to generate (32 with --prompt, else 0).")
+@click.option("--prompts", type=click.Path(), help="A file of prompts, one a line, which are answered all at once.")
+@click.option(
+    "--context", type=click.IntRange(1), help="Without any of these: how many tokens of a fixed list to run (16)."
+)
+@click.option("--max-new-tokens", type=click.IntRange(0), help="Tokens to generate (32 with prompts, else 0).")
+@click.option("--kv-cache", type=click.Choice(list(KV_FORMATS)), help="What the cache stores; by default as computed.")
+@click.option(
+    "--kv-block", default=BLOCK, show_default=True, type=click.IntRange(1), help="Tokens of a block of the cache."
+)
+@click.option("--kv-blocks", type=click.IntRange(1), help="Blocks of each layer; by default as many as are needed.")
+@click.option("--prefill-chunk", type=click.IntRange(1), help="Most tokens of prompts in one pass (all at once).")
 @click.option("--compute", default="float32", show_default=True, type=click.Choice(list(COMPUTE)))
 @click.option("--logits-out", type=click.Path(), help="Write the prefill's logits to this safetensors file.")
 @json_option

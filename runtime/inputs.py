@@ -19,21 +19,25 @@ SEED = 20240817
 """Of the fixed list; the same ids for every run over one vocabulary."""
 
 
-def default_ids(vocab: int, never: int | None = None) -> list[int]:
-    """A fixed list of DEFAULT_TOKENS ids, without the id `never`."""
+def default_ids(vocab: int, never: int | None = None, count: int = DEFAULT_TOKENS) -> list[int]:
+    """A fixed list of `count` ids, without the id `never`; a longer list begins with the shorter ones."""
     chance = random.Random(SEED)
-    drawn = (chance.randrange(vocab) for _ in range(2 * DEFAULT_TOKENS))
-    return [number for number in drawn if number != never][:DEFAULT_TOKENS]
+    drawn = (chance.randrange(vocab) for _ in range(2 * count))
+    return [number for number in drawn if number != never][:count]
 
 
-def choose_ids(prompt: str | None, given: str | None, tokenizer: Tokenizer | None, model: Model) -> list[int]:
-    """The ids of the prompt, of the list `1,2,3`, or of the file FILE.safetensors; RuntimeFault says what is wrong."""
+def choose_ids(
+    prompt: str | None, given: str | None, tokenizer: Tokenizer | None, model: Model, count: int = DEFAULT_TOKENS
+) -> list[int]:
+    """The ids of the prompt, of the list `1,2,3`, of the file FILE.safetensors, or else the first `count` of a fixed
+    list; RuntimeFault says what is wrong.
+    """
     if prompt is not None and given is not None:
         raise RuntimeFault("--prompt contradicts --input-ids; give one of them")
     if prompt is not None and tokenizer is not None:
         return tokenizer.encode(prompt)
     if given is None:
-        return default_ids(model.sizes["vocab"], placeholder_id(model))
+        return default_ids(model.sizes["vocab"], placeholder_id(model), count)
     if given.endswith(".safetensors"):
         return read_ids(Path(given))
     words = [word.strip() for word in given.split(",")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from runtime.blocks import forward, towers
 from runtime.blocks.cache import LayerCache
 from runtime.blocks.forward import RankContext, Routing
 from runtime.blocks.images import Images
+from runtime.blocks.pages import Pool
 from runtime.blocks.piece import Caches, Piece, ids_of
 from runtime.blocks.places import beside_images
 from runtime.blocks.probe import NOBODY, Probe
@@ -64,10 +65,15 @@ class RankRun:
         """The stage that runs a layer."""
         return next(stage for stage, (first, stop) in enumerate(self.stages) if first <= layer < stop)
 
-    def new_caches(self) -> dict[int, LayerCache]:
-        """Empty caches for the layers of this rank's stage."""
-        layers = self.ctx.model.forward_layers
-        return {layer.index: LayerCache() for layer in layers if self.stage_of(layer.index) == self.ctx.at.stage}
+    @property
+    def layers(self) -> list[Layer]:
+        """Those of this rank's stage."""
+        every = self.ctx.model.forward_layers
+        return [layer for layer in every if self.stage_of(layer.index) == self.ctx.at.stage]
+
+    def new_caches(self, pools: Mapping[int, Pool] | None = None) -> dict[int, LayerCache]:
+        """Empty caches of one sequence for these layers, in blocks of each layer's pool, or of pools of their own."""
+        return {layer.index: LayerCache(None if pools is None else pools[layer.index]) for layer in self.layers}
 
     def step(self) -> None:
         """The end of a section."""

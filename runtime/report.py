@@ -33,6 +33,9 @@ def show_run(result: RunResult) -> None:
         console.print(f"generated: {', '.join(map(str, result.generated))}", markup=False)
     if result.text is not None:
         console.print(f"text: {result.text}", markup=False)
+    for number, answer in enumerate(result.answers):
+        words = ", ".join(map(str, answer.generated)) if answer.text is None else answer.text
+        console.print(f"prompt {number}: {words}", markup=False)
     console.print("Not checked:")
     for sentence in result.not_checked:
         console.print(f"  - {sentence}", markup=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -12,8 +12,10 @@ import torch
 from runtime.blocks.forward import check_model
 from runtime.blocks.images import Images
 from runtime.comm.devices import open_device
-from runtime.inputs import check_ids, check_images, choose_ids, choose_images
+from runtime.inputs import DEFAULT_TOKENS, check_ids, check_images, choose_ids, choose_images
+from runtime.kv_options import KvOptions
 from runtime.opened import Opened, open_output
+from runtime.prompts import read_prompts
 from runtime.text import TOKENIZER, Tokenizer
 from shard_plans.console import Advance, ShowProgress
 from shard_plans.errors import OutputError, RuntimeFault
@@ -38,8 +40,13 @@ class RunOptions:
     prompt: str | None = None
     input_ids: str | None = None
     """`1,2,3`, or the name of a safetensors file, which may hold images too."""
+    prompts: Path | None = None
+    """A file of prompts that are answered at once, one a line."""
+    context: int | None = None
+    """How many tokens of the fixed list are run."""
     max_new_tokens: int | None = None
-    """None: PROMPT_TOKENS with a prompt, else 0."""
+    """None: PROMPT_TOKENS with prompts, else 0."""
+    cache: KvOptions = field(default_factory=KvOptions)
     compute: str = "float32"
     logits_out: Path | None = None
     backend: str | None = None
@@ -61,8 +68,15 @@ class Request:
     device: torch.device
     tokenizer: Tokenizer | None
     ids: list[int]
+    prompts: list[list[int]]
+    """Ids of each line of the file of prompts."""
     images: Images | None
     new_tokens: int
+
+    @property
+    def answered(self) -> list[list[int]]:
+        """What is continued: the prompts, or the ids; empty where nothing is."""
+        return [] if not self.new_tokens else self.prompts or [self.ids]
 
 
 def open_request(options: RunOptions) -> Request:
@@ -82,18 +96,47 @@ def open_request(options: RunOptions) -> Request:
             )
         if options.logits_out.resolve().is_relative_to(options.out.resolve()):
             raise OutputError(f"--logits-out {options.logits_out} lies in the output {options.out}, which is only read")
+    options.cache.check()
+    _check_sources(options)
     opened = open_output(options.out)
     check_model(opened.model)
     device = open_device(options.device)
-    tokenizer = _tokenizer(opened, options.prompt is not None)
-    ids = choose_ids(options.prompt, options.input_ids, tokenizer, opened.model)
+    in_words = options.prompt is not None or options.prompts is not None
+    tokenizer = _tokenizer(opened, in_words)
+    count = DEFAULT_TOKENS if options.context is None else options.context
+    ids = choose_ids(options.prompt, options.input_ids, tokenizer, opened.model, count)
+    prompts = _prompts(options, tokenizer)
     new_tokens = options.max_new_tokens
     if new_tokens is None:
-        new_tokens = PROMPT_TOKENS if options.prompt is not None else 0
-    check_ids(ids, new_tokens, opened.model)
+        new_tokens = PROMPT_TOKENS if in_words else 0
     images = choose_images(options.input_ids, opened.model)
+    request = Request(options, opened, device, tokenizer, ids, prompts, images, new_tokens)
+    for each in (ids, *prompts):
+        check_ids(each, new_tokens if each in request.answered else 0, opened.model)
     check_images(ids, images, opened.model)
-    return Request(options, opened, device, tokenizer, ids, images, new_tokens)
+    options.cache.check_room(opened.model.forward_layers, [len(each) for each in request.answered], new_tokens)
+    if images is not None and options.cache.chunk is not None:
+        raise RuntimeFault("--prefill-chunk can't cut ids that hold images; leave it out")
+    return request
+
+
+def _check_sources(options: RunOptions) -> None:
+    """Raise RuntimeFault for options that both say which tokens are run."""
+    given: dict[str, object] = {"prompt": options.prompt, "input-ids": options.input_ids, "prompts": options.prompts}
+    if options.prompts is None:
+        given["context"] = options.context
+    names = [f"--{name}" for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise RuntimeFault(f"{names[0]} contradicts {names[1]}; give one of them")
+    if options.context is not None and options.context < 1:
+        raise RuntimeFault(f"--context is {options.context}; at least 1 token is run")
+
+
+def _prompts(options: RunOptions, tokenizer: Tokenizer | None) -> list[list[int]]:
+    """Ids of each line of the file of prompts."""
+    if options.prompts is None or tokenizer is None:
+        return []
+    return [tokenizer.encode(line) for line in read_prompts(options.prompts)]
 
 
 def _tokenizer(opened: Opened, needed: bool) -> Tokenizer | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from converter.backward.gather import Shards
 from converter.check import CheckResult, check
+from runtime.answers import Wanted
 from runtime.checking.checks import Check
 from runtime.checking.figures import LayerFigures
 from runtime.checking.handed import reference_dtype
@@ -36,6 +37,16 @@ from shard_plans.placement.precision import in_precision
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerFound:
+    """What was generated behind one prompt."""
+
+    input_ids: tuple[int, ...]
+    generated: tuple[int, ...]
+    text: str | None
+    """The same as text where the checkpoint carries a tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunResult:
     """What the command found; whole on rank 0, the others know whether it passed."""
 
@@ -43,12 +54,14 @@ class RunResult:
     checks: tuple[Check, ...] = ()
     generated: tuple[int, ...] = ()
     text: str | None = None
+    answers: tuple[AnswerFound, ...] = ()
+    """To a file of prompts; `generated` and `text` are the answer to a single one."""
     not_checked: tuple[str, ...] = ()
     """What this run says nothing about, in sentences."""
     layers: tuple[LayerFigures, ...] = ()
     """What was measured of each layer."""
     figures: dict[str, Any] = field(default_factory=dict)
-    """input_ids, tokens, images, ranks, device, seconds, bytes_read, seconds_waited."""
+    """input_ids, tokens, images, ranks, device, seconds, bytes_read, seconds_waited, kv_cache_bytes."""
     reports: bool = True
     """This process is the one that prints."""
 
@@ -56,8 +69,8 @@ class RunResult:
         """The result as JSON has it."""
         return {
             "passed": self.passed, "checks": [check.as_dict() for check in self.checks],
-            "generated": list(self.generated), "text": self.text, "not_checked": list(self.not_checked),
-            "layers": [layer.as_dict() for layer in self.layers], **self.figures,
+            "generated": list(self.generated), "text": self.text, "answers": [asdict(each) for each in self.answers],
+            "not_checked": list(self.not_checked), "layers": [layer.as_dict() for layer in self.layers], **self.figures,
         }  # fmt: skip
 
 
@@ -111,14 +124,15 @@ def _run(request: Request, stack: ExitStack, comm: DistributedComm | None, began
         loader = stack.enter_context(agree(comm, device, lambda: _loader(request, comm)))
         tower = agree(comm, device, lambda: _tower(request, comm, stack))
         reports = True  # from here on a rank may fail alone, and then it is the one that knows why
-        ends = frozenset[int]() if options.ignore_end else end_tokens(opened.carried, dict(opened.model.config))
         job = Job(
             opened, torch.tensor(request.ids, device=device), COMPUTE[options.compute], device, loader,
-            comm is None and not loader.all_kept, options.reference is not None, reference, request.new_tokens, ends,
+            comm is None and not loader.all_kept, options.reference is not None, reference, _wanted(request),
             request.images, tower,
         )  # fmt: skip
         with options.progress("running", "layers") as advance:
             outcome = run_ranks(replace(job, advance=advance), comm)
+        if job.wanted is not None:
+            figures["kv_cache_bytes"] = outcome.cache_bytes
         if reference is not None and own is not None and own is not reference:
             precision = _precision(request, reference, own, outcome, job.ids)
         figures |= {"bytes_read": outcome.loaded, "seconds_waited": round(loader.seconds_waited, 3)}
@@ -130,7 +144,7 @@ def _run(request: Request, stack: ExitStack, comm: DistributedComm | None, began
         fault = found  # the bytes are known to be wrong, and this is what they led to
     figures["seconds"] = round(time.monotonic() - began, 3)
     return Ran(opened, COMPUTE[options.compute], options.reference is not None, options.check_hashes, at_rest, outcome,
-               fault, figures, reports, precision)  # fmt: skip
+               fault, figures, reports, precision, options.cache.lossless(COMPUTE[options.compute]))  # fmt: skip
 
 
 def _reference(request: Request, stack: ExitStack) -> tuple[CheckResult | None, Reference | None, Reference | None]:
@@ -172,7 +186,7 @@ def _precision(request: Request, reference: Reference, own: Reference, outcome: 
 def _loader(request: Request, comm: DistributedComm | None) -> Loader:
     options, opened = request.options, request.opened
     ranks = range(opened.plan.grid.world) if comm is None else [comm.rank]
-    budget = room(request.device) if request.new_tokens > 1 else 0
+    budget = room(request.device) if request.answered else 0
     return Loader(
         opened.out, opened.root, ranks, len(opened.model.forward_layers),
         LoadOptions(request.device, options.check_hashes, options.resident_layers, budget, options.threads),
@@ -185,12 +199,29 @@ def _tower(request: Request, comm: DistributedComm | None, stack: ExitStack) -> 
     return tower_loader(request.opened, comm, load, stack) if request.images is not None else None
 
 
+def _wanted(request: Request) -> Wanted | None:
+    """What is to be answered."""
+    options, opened = request.options, request.opened
+    if not request.answered:
+        return None
+    ends = frozenset[int]() if options.ignore_end else end_tokens(opened.carried, dict(opened.model.config))
+    prompts = [torch.tensor(ids, device=request.device) for ids in request.answered]
+    images = request.images if not request.prompts else None
+    return Wanted(prompts, request.new_tokens, ends, options.cache, images)
+
+
 def _result(request: Request, ran: Ran) -> RunResult:
     checks = checks_of(ran)
-    generated = ran.outcome.generated if ran.outcome is not None else ()
-    text = request.tokenizer.decode(list(generated)) if generated and request.tokenizer is not None else None
+    answers = ran.outcome.answers if ran.outcome is not None else ()
+    texts = [request.tokenizer.decode(list(tokens)) if request.tokenizer is not None else None for tokens in answers]
+    answered = tuple(
+        AnswerFound(tuple(ids), tokens, text)
+        for ids, tokens, text in zip(request.answered, answers, texts, strict=False)
+    )
+    alone = answered[0] if answered and not request.prompts else None
     return RunResult(
-        all(found.passed for found in checks), checks, generated, text, not_checked(ran, bool(generated)),
+        all(found.passed for found in checks), checks, () if alone is None else alone.generated,
+        None if alone is None else alone.text, answered if request.prompts else (), not_checked(ran, bool(answers)),
         ran.outcome.layers if ran.outcome is not None else (), ran.figures,
     )  # fmt: skip
 

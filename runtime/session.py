@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from runtime.answers import Wanted, answer
 from runtime.blocks.forward import RankContext
 from runtime.blocks.images import Images
-from runtime.blocks.places import beside_images, shift
+from runtime.checking.cached import Compared
 from runtime.checking.checks import Measure, gather, limits
 from runtime.checking.compare import cosine, divergence, log_likelihood, relative
 from runtime.checking.figures import LayerFigures, lacking, merge
@@ -18,7 +19,6 @@ from runtime.checking.handed import exact
 from runtime.checking.ladder import Ladder
 from runtime.checking.reference import Reference
 from runtime.comm.comm import Comm
-from runtime.generate import generate
 from runtime.loading.loader import Loader
 from runtime.opened import Opened
 from runtime.passes import RankRun, forward_pass
@@ -40,8 +40,8 @@ class Job:
     """There is a reference, ..."""
     reference: Reference | None
     """... which the process of rank 0 holds."""
-    new_tokens: int
-    ends: frozenset[int]
+    wanted: Wanted | None
+    """What is to be answered through the cache."""
     images: Images | None = None
     """What the placeholders among the ids stand for."""
     tower: Loader | None = None
@@ -57,7 +57,12 @@ class Outcome:
     measures: tuple[Measure, ...]
     logits: Tensor | None
     """[tokens, vocabulary] of replica 0, on rank 0."""
-    generated: tuple[int, ...]
+    answers: tuple[tuple[int, ...], ...]
+    """Tokens generated behind each prompt."""
+    cached: Compared | None
+    """How these compare with a pass without the cache."""
+    cache_bytes: int
+    """The most that the caches of a rank held."""
     layers: tuple[LayerFigures, ...]
     """Of every layer, the worst of its ranks."""
     wrong: int
@@ -80,16 +85,14 @@ def run_rank(job: Job, comm: Comm) -> Outcome:
     with torch.no_grad():
         reference = job.reference if comm.rank == 0 else None
         ladder = Ladder(run, job.ids, job.compare, reference, job.images, job.advance)
-        caches = run.new_caches() if job.new_tokens else None
-        scores = forward_pass(run, job.ids, torch.arange(tokens, device=job.device), caches, ladder, job.images)
+        scores = forward_pass(run, job.ids, torch.arange(tokens, device=job.device), None, ladder, job.images)
         logits = _bring_home(run, scores, tokens)
-        generated = [] if caches is None else generate(
-            run, caches, scores, tokens, job.new_tokens, job.ends, shift(beside_images(ctx.model, job.ids, job.images))
-        )  # fmt: skip
+        answered = None if job.wanted is None else answer(run, job.wanted)
         mine = {
             "measures": [asdict(measure) for measure in ladder.measures],
             "layers": [asdict(figures) for figures in ladder.figures],
             "untied": ladder.untied, "wrong": ladder.wrong, "routed": ladder.routed,
+            "cache": 0 if answered is None else answered.bytes,
             "loaded": _bytes_read(job) if comm.rank == job.loader.ranks[0] else 0,
         }  # fmt: skip
         every = gather(comm, job.device, mine)
@@ -105,7 +108,9 @@ def run_rank(job: Job, comm: Comm) -> Outcome:
     layers = merge(figures, exact(job.compute))
     total = {key: sum(found[key] for found in every) for key in ("wrong", "routed", "loaded")}
     return Outcome(
-        tuple(measures), logits, tuple(generated), tuple(layers),
+        tuple(measures), logits, () if answered is None else answered.tokens,
+        None if answered is None else answered.compared,
+        max(found["cache"] for found in every), tuple(layers),
         agreed=min((count for _, _, count in replicas), default=tokens), **total,
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from converter.check import CheckResult
+from runtime.checking.cached import cache_checks
 from runtime.checking.checks import (
     AGREEMENT,
     COSINE,
@@ -46,6 +47,8 @@ class Ran:
     """This process knows about the fault."""
     precision: Check | None = None
     """What the plan's change of precision does, where it changes something."""
+    lossless_cache: bool = True
+    """The cache keeps what is computed."""
 
 
 def checks_of(ran: Ran) -> tuple[Check, ...]:
@@ -53,6 +56,9 @@ def checks_of(ran: Ran) -> tuple[Check, ...]:
     found: list[Check | None] = [*_loading(ran), _bytes(ran)]
     if ran.outcome is not None:
         found += _exact(ran.outcome, *limits(ran.compute)) if exact(ran.compute) else _smoke(ran.outcome)
+        strict = exact(ran.compute) and ran.lossless_cache
+        if ran.outcome.cached is not None:
+            found += cache_checks(ran.outcome.cached, limits(ran.compute)[0] if strict else None)
         found.append(ran.precision)
     return tuple(check for check in found if check is not None)
 
@@ -200,7 +206,9 @@ def not_checked(ran: Ran, generated: bool) -> tuple[str, ...]:
         if outcome.agreed < tokens:
             said.append(f"Replicas were compared over {outcome.agreed} of {tokens} tokens, up to a router's near-tie.")
     if generated:
-        said.append("Generated tokens and the cache behind them weren't compared with a reference.")
+        said.append(
+            "Generated tokens were compared with a pass of the same ranks without the cache, not with the reference."
+        )
     if ran.compared and not exact(ran.compute):
         kind = str(ran.compute).removeprefix("torch.")
         said.append(f"In {kind} all thresholds are smoke tests; run float32 for the strict ones.")

@@ -17,6 +17,10 @@ class KvFormat:
     largest: float | None = None
     """What the largest number of a vector is scaled to; None: numbers are stored as they are."""
 
+    def holds(self, dtype: torch.dtype) -> bool:
+        """Whether numbers of this type are stored as they are."""
+        return self.largest is None and torch.promote_types(dtype, self.dtype) == self.dtype
+
     def store(self, x: Tensor) -> list[Tensor]:
         """Vectors x [.., width]: their numbers, and the float32 scale [..] by which to multiply them."""
         if self.largest is None:

@@ -35,6 +35,8 @@ def test_the_fixed_list_is_fixed_and_inside_the_vocabulary(model: Model) -> None
     assert len(ids) == DEFAULT_TOKENS
     assert all(0 <= number < 256 for number in ids)
     assert len(set(ids)) > DEFAULT_TOKENS // 2
+    longer = choose_ids(None, None, None, model, 100)
+    assert len(longer) == 100 and longer[:DEFAULT_TOKENS] == ids
 
 
 def test_ids_as_a_list(model: Model) -> None:
