@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runtime.blocks.quantised import FORMATS, dequantise
 from shard_plans.errors import RuntimeFault
+from shard_plans.families.vocabulary import COMPUTED
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +90,7 @@ class Readings(Mapping[str, "Stored | tuple[Stored, ...]"]):
 
     def refuse_unread(self) -> None:
         """Raise RuntimeFault if some weight was never read."""
-        unread = sorted(set(self._weights) - self._read)
+        unread = sorted(set(self._weights) - self._read - COMPUTED)
         if unread:
             raise RuntimeFault(f"no block reads {', '.join(unread)}; the family table's words need another block")
 

@@ -80,7 +80,8 @@ class _Maker:
     def add(self, row: Row, layer: Layer | None, index: int | None) -> None:
         """The parameter of a row in a layer or block, where the config says that it is stored."""
         if id(row) not in self._wanted:
-            self._wanted[id(row)] = wanted(row, self.model) and not (row.tied is not None and self.model.tied)
+            counts = not any(dim.unstated for dim in row.dims) and not (row.tied is not None and self.model.tied)
+            self._wanted[id(row)] = counts and wanted(row, self.model)
         if not self._wanted[id(row)]:
             return
         self.made.add(row.name)

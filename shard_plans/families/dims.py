@@ -2,8 +2,8 @@
 
 `tp(heads)*(nope+rope)` is whole heads, `2*etp(ffn)` is [gate | up] halves, `etp(ffn)*2` interleaved pairs. Factors are
 written slowest first; parts of a sum lie one after the other; `+ zeros` at the end is a tail of zeros, `+ zeros(SIZE)`
-one that makes the dimension SIZE long. A dimension is read once and answers two questions: how long it is, and which
-runs of it a rank takes.
+one that makes the dimension SIZE long; `any` is as long as the header says. A dimension is read once and answers two
+questions: how long it is, and which runs of it a rank takes.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Dim:
     """Stored longer than the terms say: a tail that must be all zero and that no rank holds."""
     whole: str | None = None
     """The size that the dimension has with its zeros, by the config; a header, where there is one, decides."""
+    unstated: bool = False
+    """As long as the header says: only a header settles it."""
 
     def factors(self) -> Iterator[Factor]:
         """Every factor that is a number or a size, parentheses opened."""
@@ -92,6 +94,8 @@ def parse_dim(text: str) -> Dim:
             raise FamilyError(f"dimension {text!r} can't be read at {text[at:]!r}")
         tokens.append(match[1])
         at = match.end()
+    if tokens == ["any"]:
+        return Dim((), text, unstated=True)
     whole = tokens[-2] if tokens[-5:-2] == ["+", "zeros", "("] and tokens[-1] == ")" else None
     end = len(tokens) - (5 if whole is not None else 2)
     zeros = tokens[end : end + 2] == ["+", "zeros"]
@@ -100,6 +104,8 @@ def parse_dim(text: str) -> Dim:
         raise FamilyError(f"dimension {text!r} can't be read at {''.join(rest)!r}")
     if any(factor.size == "zeros" for factor in dim.factors()):
         raise FamilyError(f"dimension {text!r}: `zeros` stands alone, as the last part of a sum")
+    if any(factor.size == "any" for factor in dim.factors()):
+        raise FamilyError(f"dimension {text!r}: `any` stands alone")
     return replace(dim, zeros=zeros, whole=whole)
 
 
@@ -146,6 +152,11 @@ def _factor(tokens: list[str], text: str, depth: int) -> tuple[Factor, list[str]
             return Factor(size=rest[1], axis=head), rest[3:]
         return Factor(size=head), rest
     raise FamilyError(f"dimension {text!r} can't be read at {head!r}")
+
+
+def settled(dim: Dim, length: int) -> Dim:
+    """The dimension, of the length that the header says where the table doesn't."""
+    return Dim(((Factor(number=length),),), str(length)) if dim.unstated else dim
 
 
 def extent(dim: Dim, sizes: Mapping[str, int]) -> int:

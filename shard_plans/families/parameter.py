@@ -12,7 +12,7 @@ from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.checkpoints.dtypes import DTYPE_BITS
 from shard_plans.checkpoints.headers import brief
 from shard_plans.errors import CheckpointError
-from shard_plans.families.dims import Dim, extent
+from shard_plans.families.dims import Dim, extent, settled
 from shard_plans.families.formats import Format
 from shard_plans.families.model import Layer, Model, wanted
 from shard_plans.families.names import Names
@@ -137,6 +137,9 @@ def make_parameter(
     if scale is None and format is not None:
         _refuse_lost_scale(checkpoint, names, row, index, values, format)
     dims = row.dims[1:] if row.stacked else row.dims
+    found = checkpoint.shapes[int(values[0])]
+    if len(found) == len(dims):
+        dims = tuple(settled(dim, length) for dim, length in zip(dims, found, strict=True))
     shape, facts = _stored_shape(checkpoint, dims, values, model), None
     if scale is None or format is None:
         plain_types = (row.dtype,) if row.dtype is not None else context.plain

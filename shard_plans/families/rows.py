@@ -143,6 +143,8 @@ def parse_row(name: str, text: str, section: Section, prefix: str, own_names: bo
             known = "quant, quant(swapped), bias, bias(EXPR), if(EXPR), optional, tied(ROLE), TYPE, TYPE? of "
             known += ", ".join(DTYPE_FLAGS)
             raise FamilyError(f"row {name!r}: unknown flag {word!r}; known: {known}")
+    if any(dim.unstated for dim in dims) and (row.get("quant") or not row.get("optional")):
+        raise FamilyError(f"row {name!r}: `any` is for optional rows that aren't quantised; a config can't count them")
     if row.get("quant") and len(dims) - dims[0].stacks < 2:
         raise FamilyError(f"row {name!r}: only a row of two dimensions or more can be quantised")
     stored = prefix + name if section.stage == "layer" else name

@@ -10,6 +10,8 @@ from typing import Any
 from shard_plans.documents.yaml_text import load_yaml
 from shard_plans.errors import FamilyError
 
+COMPUTED = frozenset({"attn.rope_freq"})
+"""Roles of buffers that some checkpoints store and everyone computes: no block reads them."""
 _FILE = Path(__file__).parent / "tables" / "_blocks.yaml"
 
 
@@ -47,7 +49,7 @@ def check_roles(words: Mapping[str, Any], roles: Iterable[str], family: str, whe
                     f"family {family}, {where}: the {slot} block {words[slot]} reads {' or '.join(choices)}, "
                     f"which no row gives"
                 )
-    unread = present - read - {role.rstrip("?") for role in _vocabulary()["always"].split()}
+    unread = present - read - COMPUTED - {role.rstrip("?") for role in _vocabulary()["always"].split()}
     if unread:
         raise FamilyError(
             f"family {family}, {where}: no block reads {', '.join(sorted(unread))}; "

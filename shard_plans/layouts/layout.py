@@ -9,6 +9,7 @@ from dataclasses import replace
 from shard_plans.documents.plan import NATIVE, Plan
 from shard_plans.errors import PlanError
 from shard_plans.families.binding import Binding
+from shard_plans.families.vocabulary import COMPUTED
 from shard_plans.placement.shards import Placement
 
 __all__ = ["NATIVE", "Layout"]
@@ -19,6 +20,9 @@ class Layout(ABC):
 
     name: str
     """As in plans, with the consumer's release behind `@` where that matters."""
+
+    computed: frozenset[str] = COMPUTED
+    """Roles of buffers that are left out, because the consumer computes them."""
 
     @abstractmethod
     def adapt(self, binding: Binding, plan: Plan) -> Plan:

@@ -15,6 +15,7 @@ class Native(Layout):
     """Expresses every plan; verify-and-run reads it."""
 
     name = NATIVE
+    computed = frozenset()  # restore puts every byte back
 
     def adapt(self, binding: Binding, plan: Plan) -> Plan:
         """Nothing is left out."""

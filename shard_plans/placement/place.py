@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from shard_plans.documents.plan import Plan
@@ -105,9 +105,14 @@ def skipped(binding: Binding, plan: Plan) -> tuple[Skipped, ...]:
     """Stored tensors that the plan leaves out: the MTP layers under `--mtp drop`."""
     if plan.mtp == "keep":
         return ()
-    reason = "multi-token-prediction layer left out by --mtp drop"
-    parameters = [p.source or p for p in binding.parameters if p.stage == "mtp"]
-    return tuple(Skipped(part.pattern, part.stored, part.nbytes, reason) for p in parameters for part in p.all_parts)
+    mtp = (p for p in binding.parameters if p.stage == "mtp")
+    return left_out(mtp, "multi-token-prediction layer left out by --mtp drop")
+
+
+def left_out(parameters: Iterable[Parameter], reason: str) -> tuple[Skipped, ...]:
+    """What is stored of the parameters, as left out."""
+    stored = (p.source or p for p in parameters)
+    return tuple(Skipped(part.pattern, part.stored, part.nbytes, reason) for p in stored for part in p.all_parts)
 
 
 def constants(binding: Binding, plan: Plan) -> tuple[Constant, ...]:
