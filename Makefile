@@ -23,7 +23,7 @@ help:
 	@echo 'make demo      plan, convert, check and verify a checkpoint that reshard makes itself'
 	@echo 'make test      lint, types, and the tests that need no download of a model'
 	@echo 'make test-all  the same with the slow tests: a trained model, greedy continuations'
-	@echo 'make test-engines  vLLM itself, on a CPU, loads what convert --layout vllm@0.33 writes (about 3 GB of packages)'
+	@echo 'make test-engines  vLLM itself, on a CPU, loads what convert writes for it (about 3 GB of packages)'
 	@echo 'make lint      ruff and mypy'
 	@echo 'make format    let ruff lay out the code'
 	@echo 'make bench     time and peak memory of a conversion against a plain copy (docs/performance.md)'
@@ -78,8 +78,9 @@ $(REAL): $(DEV)
 	@$(PIP) -e '.[dev,text,real]'
 	@touch $@
 
-$(ENGINES): tests/engines/requirements.txt
+$(ENGINES): tests/engines/requirements.txt pyproject.toml
 	$(PYTHON) -m venv --clear $@
 	$@/bin/python -m pip install --quiet -r $<
 	$@/bin/python -m pip install --quiet --no-deps vllm==0.33.0
+	$@/bin/python -m pip install --quiet -e .
 	@touch $@

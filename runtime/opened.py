@@ -35,16 +35,16 @@ class Opened:
         return self.out / SOURCE
 
 
-def open_output(out: Path) -> Opened:
+def open_output(out: Path, whole: bool = True) -> Opened:
     """Read the documents of `out`, each checked against the digest that the root manifest states.
 
-    Raises ManifestError where one is missing, was changed, or belongs elsewhere, RuntimeFault where ranks are missing
-    or the layout is another loader's.
+    Raises ManifestError where one is missing, was changed, or belongs elsewhere, RuntimeFault where the layout is
+    another loader's or, with `whole`, ranks are missing.
     """
     root = read_manifest(out)
     if root.layout != NATIVE:
         raise RuntimeFault(
-            f"{out} has the layout {root.layout}, verify-and-run reads {NATIVE}; convert without --layout to verify "
+            f"{out} has the layout {root.layout}, only {NATIVE} is read here; convert without --layout to verify "
             f"the plan, and compare the bytes of this folder with reshard check --deep"
         )
     for document in root.documents:
@@ -58,14 +58,13 @@ def open_output(out: Path) -> Opened:
             f"{out / 'plan.yaml'} has the digest {plan_digest(plan)}, the manifest was written for {root.plan}; "
             "convert again with the plan that you want"
         )
-    if root.partial is not None:
+    if whole and root.partial is not None:
         raise RuntimeFault(
             f"{out} was converted with --ranks and holds ranks {format_ids(root.partial)} of {plan.grid.world} alone; "
             f"a forward pass needs all of them"
         )
-    if len(root.ranks) != plan.grid.world or any(
-        entry.at != plan.grid.coordinate(rank) for rank, entry in enumerate(root.ranks)
-    ):
+    ranks = range(plan.grid.world) if root.partial is None else root.partial
+    if [entry.at for entry in root.ranks] != [plan.grid.coordinate(rank) for rank in ranks]:
         raise ManifestError(
             f"{out}: the manifest lists {len(root.ranks)} ranks, which aren't the {plan.grid.world} of the plan's grid"
         )
@@ -76,7 +75,8 @@ def open_output(out: Path) -> Opened:
     if not isinstance(config, dict):
         raise ManifestError(f"{out / SOURCE / 'config.json'} must hold a JSON object")
     family = load_family(config, out / "family.yaml")
-    return Opened(out, root, plan, family, replace(bind_model(family, config), tied=_tied(out, root)))
+    model = bind_model(family, config)
+    return Opened(out, root, plan, family, replace(model, tied=_tied(out, root)) if whole else model)
 
 
 def _check(path: Path, stated: CarriedFile) -> None:

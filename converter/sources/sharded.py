@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,7 +17,7 @@ from converter.backward.regions import Declared
 from converter.faults import SourceChanged
 from converter.sources.held import Tile
 from converter.sources.holdings import Holdings
-from converter.sources.layouts import Span, clip, in_items, rectangles
+from converter.sources.layouts import Region, Span, clip, in_items, rectangles
 from converter.sources.proof import ProvingReader
 from converter.sources.source import Need, Source, Stretch
 from converter.streams.buffers import PAGE, aligned
@@ -37,11 +38,16 @@ class Sharded(Source):
 
     buffers, sequential = 3, True
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        """Read the manifests of the output in the checkpoint's folder. Raises ManifestError."""
+    def __init__(self, checkpoint: Checkpoint, files: Collection[str] | None = None) -> None:
+        """Read the manifests of the output in the checkpoint's folder, of these shard files alone (None: of all).
+
+        Raises ManifestError.
+        """
         super().__init__(checkpoint)
         self.out: Path = checkpoint.folder
         self.root = read_manifest(self.out)
+        if files is not None:
+            self.root = replace(self.root, files=tuple(file for file in self.root.files if file.name in files))
         self.holdings = Holdings(self.out, self.root, checkpoint)
         self.proven = bytearray(self.holdings.chunks)
         self.via = (*self.root.via, Origin(self.root.plan, self.root.digest))
@@ -158,6 +164,22 @@ class ShardReader(AbstractContextManager["ShardReader"]):
     def some(self, name: str, offset: int, length: int, unit: int = 1) -> memoryview:
         """All of them are at hand; see StoredReader."""
         return self.fetch(name, offset, length)
+
+    def put(self, number: int, entry: int, into: Array) -> tuple[Region, ...]:
+        """Put what the shards hold of an entry of a stored tensor in its place in `into`, and say what that is.
+
+        `into` has the entry's shape in items (`in_items`), as unsigned numbers; where nothing is held it is left alone.
+        """
+        tiles, whole = self.holdings.tiles(number, entry), [(0, size) for size in into.shape]
+        for tile in tiles:
+            self._fill(into, tile, tile[2], whole, 0)
+        regions = [layout.region for _, layout, _ in tiles]
+        for constant in self.holdings.constants(number) if self.holdings.entries(number) == 1 else ():
+            content = constant.within(whole)
+            if content is not None:
+                into[content[0]] = content[1]
+                regions.append(tuple((span,) for span in constant.region))
+        return tuple(regions)
 
     def _number(self, name: str, offset: int) -> int:
         """The stored tensor in which the byte of that file lies."""

@@ -25,7 +25,7 @@ from shard_plans.launch.command import (
     seats,
     stored_otherwise,
 )  # fmt: skip
-from shard_plans.placement.experts import contiguous
+from shard_plans.layouts.vllm_experts import expert_reasons
 
 CACHES = {"bf16": "bfloat16", "fp8": "fp8", "fp8_ds_mla": "fp8_ds_mla", "nvfp4_ds_mla": "nvfp4_ds_mla"}
 """Our cache types -> --kv-cache-dtype."""
@@ -80,21 +80,8 @@ def _on_nodes(plan: Plan, words: list[str], environment: dict[str, str]) -> tupl
 
 
 def _reasons(plan: Plan) -> list[str]:
-    grid, found = plan.grid, stored_otherwise(plan, "vLLM")
-    if plan.experts.default:
-        stage = grid.stage_ranks
-        if grid.ep * grid.etp != stage:
-            found.append(
-                f"vLLM deals each stage's experts to all {stage} of its ranks once; the plan keeps {grid.edp} copies "
-                f"of them (ep {grid.ep} x etp {grid.etp})"
-            )
-        elif grid.ep > 1 and grid.etp > 1:
-            found.append(
-                f"vLLM either deals whole experts or cuts each over all ranks of a stage; the plan does both "
-                f"(ep {grid.ep}, etp {grid.etp})"
-            )
-        if grid.ep > 1 and not in_order(plan):
-            found.append("vLLM places experts in order and balances them by itself; the plan places them otherwise")
+    found = stored_otherwise(plan, "vLLM")
+    found += expert_reasons(plan)
     if plan.workload.kv_dtype not in CACHES:
         found.append(f"vLLM has no KV cache of type {plan.workload.kv_dtype} that is known here")
     return found
@@ -109,11 +96,3 @@ def _notes(plan: Plan, layers: int) -> list[str]:
     if plan.mtp == "keep" and plan.stages[-1][1] > layers:
         found.append("multi-token-prediction layers are loaded only with --speculative-config")
     return found
-
-
-def in_order(plan: Plan) -> bool:
-    """Whether experts lie in order on the ep slots, in every layer."""
-    slots = plan.experts.default
-    count = 1 + max(max(ids) for ids in slots)
-    dealt = contiguous(count, plan.grid.ep)
-    return all(each in (dealt, dealt * plan.grid.edp) for each in (slots, *plan.experts.layers.values()))

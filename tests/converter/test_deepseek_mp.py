@@ -160,5 +160,5 @@ def test_block_counts_that_do_not_divide_are_refused(tiny: MakeCheckpoint, tmp_p
 
 def test_verify_and_run_names_the_layout(tiny: MakeCheckpoint, tmp_path: Path) -> None:
     convert(tiny("deepseek_v3_wide"), tmp_path / "out", tp=1, ep=1, layout="deepseek-mp")
-    with pytest.raises(RuntimeFault, match="has the layout deepseek-mp, verify-and-run reads reshard"):
+    with pytest.raises(RuntimeFault, match="has the layout deepseek-mp, only reshard is read"):
         open_output(tmp_path / "out")

@@ -1,9 +1,31 @@
-"""Tiny checkpoints as engines want them: what published configs say beside what transformers writes."""
+"""Tiny checkpoints as engines want them: what published configs say beside what transformers writes, whole blocks."""
 
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.checkpoints import fp8, quantized
+from tests.checkpoints.store import write_checkpoint
+from tests.checkpoints.variants import DEEPSEEK_FP8, QWEN_FP8, VARIANTS
+
+BLOCK = 128
+"""Rows and columns of an FP8 block; the engine has no kernel for others."""
+WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256}
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": WIDE | {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "num_experts": 8},
+    "deepseek_v3": WIDE | {
+        "q_lora_rank": 128, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 64,
+        "n_routed_experts": 8,
+    },
+}  # fmt: skip
+"""Sizes at which two ranks cut whole blocks."""
 
 
 def as_published(source: Path) -> Path:
@@ -11,7 +33,33 @@ def as_published(source: Path) -> Path:
     config = json.loads((source / "config.json").read_text())
     if config["model_type"] == "deepseek_v3":
         config |= {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
-    if "quantization_config" in config:
+    if config.get("quantization_config", {}).get("quant_method") == "fp8":
         config["quantization_config"]["modules_to_not_convert"] = ["mlp.gate", "lm_head"]
     (source / "config.json").write_text(json.dumps(config))
     return source
+
+
+def make_wide(name: str, format: str, folder: Path) -> Path:
+    """Write a checkpoint of the family `name` with whole blocks, its weights in FP8 (`fp8`) or INT4 (`int4`)."""
+    from tests.checkpoints import tiny
+
+    variant = VARIANTS[name]
+    variant = replace(variant, config={**variant.config, **SHAPES[name]})
+    tensors, config = tiny.base(variant, torch.Generator().manual_seed(0))
+    if format == "fp8":
+        pattern, announced = DEEPSEEK_FP8 if name == "deepseek_v3" else QWEN_FP8, fp8.config(BLOCK)
+        stored, _ = quantized.store(tensors, pattern, _fp8)
+    else:
+        pattern, announced = (
+            QWEN_FP8 if name == "qwen3_moe" else r"mlp\.experts\..*proj\.weight$",
+            quantized.int4_config(),
+        )
+        stored, _ = quantized.store(tensors, pattern, quantized.int4_group)
+        announced["ignore"] = sorted({name.removesuffix(".weight") for name in tensors if not re.search(pattern, name)})
+    write_checkpoint(folder, stored, config | {"quantization_config": announced}, 2)
+    return as_published(folder)
+
+
+def _fp8(name: str, weight: Tensor) -> quantized.Quantized:
+    values, scales, plain = fp8.quantize(weight, BLOCK)
+    return {name: values, name + "_scale_inv": scales}, plain

@@ -1,8 +1,8 @@
-"""One rank of vLLM on a CPU: what its sharded_state loader makes of a folder, compared with its ordinary loading.
+"""One rank of vLLM on a CPU: what a loader of it makes of a folder, compared with its ordinary loading.
 
-`python vllm_compare.py CHECKPOINT OUT TP PP EP(0|1) RANK PORT` prints one JSON line: how many entries state_dict() has,
-which differ in a bit, and what the loader said. Run by test_vllm.py with an interpreter that has vLLM; nothing of
-reshard is imported.
+`python vllm_compare.py JOB` prints one JSON line: how many entries state_dict() has, which differ in a bit, and what
+the loader said. JOB is the JSON of a `Job`. Run by engine.py with an interpreter that has vLLM, which finds
+the plugin by its entry point; nothing else of reshard is imported.
 """
 
 from __future__ import annotations
@@ -10,12 +10,34 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 os.environ.update(VLLM_LOGGING_LEVEL="ERROR", HF_HUB_OFFLINE="1", VLLM_TARGET_DEVICE="cpu")
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one rank does."""
+
+    source: str
+    """The checkpoint, which is loaded as usual."""
+    out: str
+    """The folder that is loaded otherwise, ..."""
+    load_format: str
+    """... and how."""
+    rank: int
+    """Of all ranks, replicas slowest, then stages."""
+    port: int
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: bool = False
+    shards: str | None = None
+    """The plugin's option of that name."""
 
 
 def on_cpu() -> None:
@@ -26,17 +48,32 @@ def on_cpu() -> None:
     platforms._current_platform = platforms.current_platform = CpuPlatform()
 
 
-def configuration(path: str, load_format: str, tp: int, pp: int, ep: bool, rank: int) -> Any:
+def without_kernels() -> None:
+    """Let vLLM make parameters for kernels that it doesn't have here, and that nothing calls."""
+    import vllm._custom_ops as ops
+    from vllm.model_executor.layers.fused_moe.oracle.int_wna16 import WNA16MoEBackend
+    from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+        compressed_tensors_moe_wna16,
+    )
+
+    torch.cpu._is_amx_tile_supported = lambda: True
+    ops._supports_cpu_fp8_w8a16 = True
+    compressed_tensors_moe_wna16.select_wna16_moe_backend = lambda **_: (WNA16MoEBackend.TRITON, None)
+
+
+def configuration(job: Job, path: str, load_format: str, **extra: Any) -> Any:
     """The engine's configuration for a folder."""
     from vllm.engine.arg_utils import EngineArgs
 
     arguments = EngineArgs(
         model=path, skip_tokenizer_init=True, load_format=load_format, dtype="bfloat16", enforce_eager=True,
-        max_model_len=64, tensor_parallel_size=tp, pipeline_parallel_size=pp, enable_expert_parallel=ep,
-        distributed_executor_backend="mp" if tp * pp > 1 else None,
+        max_model_len=64, tensor_parallel_size=job.tp, pipeline_parallel_size=job.pp, enable_expert_parallel=job.ep,
+        data_parallel_size=job.dp, distributed_executor_backend="mp" if job.tp * job.pp > 1 else None,
+        model_loader_extra_config=extra,
     )  # fmt: skip
     found = arguments.create_engine_config()
-    found.parallel_config.rank = rank
+    parallel = found.parallel_config
+    parallel.data_parallel_rank, parallel.rank = divmod(job.rank, job.tp * job.pp)
     return found
 
 
@@ -54,27 +91,37 @@ def octets(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
 
 
-def main(source: str, out: str, tp: int, pp: int, ep: bool, rank: int, port: int) -> dict[str, Any]:
+def main(job: Job) -> dict[str, Any]:
     """Load both ways and compare."""
     on_cpu()
+    without_kernels()
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
     from vllm.model_executor.model_loader import get_model_loader
 
-    usual = configuration(source, "auto", tp, pp, ep, rank)
+    usual = configuration(job, job.source, "auto")
     with set_current_vllm_config(usual):
-        init_distributed_environment(tp * pp, rank, f"tcp://127.0.0.1:{port}", rank, "gloo")
-        initialize_model_parallel(tp, pp)
+        init_distributed_environment(
+            job.tp * job.pp, usual.parallel_config.rank, f"tcp://127.0.0.1:{job.port}", usual.parallel_config.rank,
+            "gloo",
+        )  # fmt: skip
+        initialize_model_parallel(job.tp, job.pp)
         wanted = build(usual)
-        get_model_loader(usual.load_config).load_weights(wanted, usual.model_config)
-    sharded = configuration(out, "sharded_state", tp, pp, ep, rank)
-    with set_current_vllm_config(sharded):
-        model = build(sharded)
+    other = configuration(job, job.out, job.load_format, **({"shards": job.shards} if job.shards else {}))
+    with set_current_vllm_config(other):
+        model = build(other)
+    if job.load_format == "reshard":  # what neither writes must be equal
+        for name, tensor in model.named_parameters():
+            tensor.data.copy_(wanted.get_parameter(name).data)
+    else:
         for tensor in model.state_dict().values():  # memory that isn't written must show
             tensor.detach().reshape(-1).view(torch.uint8).fill_(0x5A)
+    with set_current_vllm_config(usual):
+        get_model_loader(usual.load_config).load_weights(wanted, usual.model_config)
+    with set_current_vllm_config(other):
         try:
-            get_model_loader(sharded.load_config).load_weights(model, sharded.model_config)
-        except (KeyError, ValueError, RuntimeError) as error:
+            get_model_loader(other.load_config).load_weights(model, other.model_config)
+        except Exception as error:
             return {"refused": f"{type(error).__name__}: {error}"[:500]}
     first, second = wanted.state_dict(), model.state_dict()
     unequal = [key for key in first if key not in second or not torch.equal(octets(first[key]), octets(second[key]))]
@@ -82,6 +129,4 @@ def main(source: str, out: str, tp: int, pp: int, ep: bool, rank: int, port: int
 
 
 if __name__ == "__main__":
-    source, out, *numbers = sys.argv[1:]
-    tp, pp, ep, rank, port = map(int, numbers)
-    print(json.dumps(main(source, out, tp, pp, bool(ep), rank, port)))
+    print(json.dumps(main(Job(**json.loads(sys.argv[1])))))

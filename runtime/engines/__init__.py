@@ -1,0 +1,1 @@
+"""Native shards, loaded into the models of serving engines."""
