@@ -12,7 +12,7 @@ import click
 from runtime.blocks.kv_format import KV_FORMATS
 from runtime.blocks.pages import BLOCK
 from runtime.report import show_run
-from runtime.request import COMPUTE, silent
+from runtime.request import COMPUTE, VISION, silent
 from runtime.verbs import verify_and_run
 from shard_plans.console import emit, progress
 from shard_plans.options import Verb, json_option
@@ -38,6 +38,10 @@ from shard_plans.options import Verb, json_option
 )
 @click.option("--kv-blocks", type=click.IntRange(1), help="Blocks of each layer; by default as many as are needed.")
 @click.option("--prefill-chunk", type=click.IntRange(1), help="Most tokens of prompts in one pass (all at once).")
+@click.option(
+    "--vision", default=VISION[0], show_default=True, type=click.Choice(VISION),
+    help="Each tp rank looks at all images, or at some of them.",
+)  # fmt: skip
 @click.option("--compute", default="float32", show_default=True, type=click.Choice(list(COMPUTE)))
 @click.option("--logits-out", type=click.Path(), help="Write the prefill's logits to this safetensors file.")
 @json_option

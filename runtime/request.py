@@ -21,6 +21,7 @@ from shard_plans.console import Advance, ShowProgress
 from shard_plans.errors import OutputError, RuntimeFault
 
 COMPUTE = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+VISION = ("replicated", "data-parallel")
 PROMPT_TOKENS = 32
 """New tokens after a prompt where nothing is said."""
 
@@ -50,6 +51,8 @@ class RunOptions:
     compute: str = "float32"
     logits_out: Path | None = None
     backend: str | None = None
+    vision: str = VISION[0]
+    """Whether every tp rank looks at all images, or each at some."""
     ignore_end: bool = False
     """Generate on behind an end-of-sequence token."""
     check_hashes: bool = True

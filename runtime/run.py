@@ -127,7 +127,7 @@ def _run(request: Request, stack: ExitStack, comm: DistributedComm | None, began
         job = Job(
             opened, torch.tensor(request.ids, device=device), COMPUTE[options.compute], device, loader,
             comm is None and not loader.all_kept, options.reference is not None, reference, _wanted(request),
-            request.images, tower,
+            request.images, tower, options.vision == "data-parallel",
         )  # fmt: skip
         with options.progress("running", "layers") as advance:
             outcome = run_ranks(replace(job, advance=advance), comm)

@@ -46,6 +46,8 @@ class Job:
     """What the placeholders among the ids stand for."""
     tower: Loader | None = None
     """Loads what looks at them, in a process with ranks of the first stage."""
+    deals_images: bool = False
+    """Each tp rank looks at some of them."""
     advance: Advance | None = None
     """Told the layers that the prefill has done, and all of them."""
 
@@ -78,8 +80,9 @@ def run_rank(job: Job, comm: Comm) -> Outcome:
     """All of it, on one rank; every rank of the plan calls it."""
     opened, plan = job.opened, job.opened.plan
     ctx = RankContext(
-        plan.grid, plan.grid.coordinate(comm.rank), comm, opened.model, plan.experts, job.compute, job.device
-    )
+        plan.grid, plan.grid.coordinate(comm.rank), comm, opened.model, plan.experts, job.compute, job.device,
+        job.deals_images,
+    )  # fmt: skip
     run = RankRun(ctx, job.loader, plan.stages, job.lockstep, job.tower)
     tokens = len(job.ids)
     with torch.no_grad():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runtime.blocks.pages import BLOCK
 from runtime.kv_options import KvOptions
-from runtime.request import RunOptions, silent
+from runtime.request import VISION, RunOptions, silent
 from runtime.run import RunResult
 from runtime.run import verify_and_run as run
 from shard_plans.console import ShowProgress
@@ -31,6 +31,7 @@ def verify_and_run(
     kv_block: int = BLOCK,
     kv_blocks: int | None = None,
     prefill_chunk: int | None = None,
+    vision: str = VISION[0],
     compute: str = "float32",
     logits_out: AnyPath | None = None,
     progress: ShowProgress = silent,
@@ -49,6 +50,7 @@ def verify_and_run(
         out=Path(out), reference=Path(reference) if reference is not None else None, device=device, prompt=prompt,
         input_ids=ids, prompts=Path(prompts) if prompts is not None else None, context=context,
         max_new_tokens=max_new_tokens, cache=KvOptions(kv_cache, kv_block, kv_blocks, prefill_chunk), compute=compute,
-        logits_out=Path(logits_out) if logits_out is not None else None, backend=backend, progress=progress,
+        logits_out=Path(logits_out) if logits_out is not None else None, backend=backend, vision=vision,
+        progress=progress,
     )  # fmt: skip
     return run(options)

@@ -34,6 +34,8 @@ class RankContext:
     compute: torch.dtype
     """float32, float64 or bfloat16."""
     device: torch.device
+    deals_images: bool = False
+    """Whether each tp rank looks at some of the images, instead of all at all (runtime/blocks/dealt_images.py)."""
 
     def size(self, name: str) -> int:
         """A named size of the family table; RuntimeFault where the table doesn't give it."""

@@ -11,6 +11,8 @@ from torch import Tensor
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Model
 
+Grid3 = tuple[int, int, int]
+"""Frames, rows and columns of patches of an image."""
 SIDE = 512
 """Patches along a side of an image at most: there the published code's table of angles ends."""
 SPOKEN: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
@@ -43,7 +45,7 @@ class Images:
     pixels: Tensor
     """[patches, ..] float32, one patch as the tower takes it: image after image, frame after frame, and in a frame row
     after row (qwen3_vl: square of patches that become one token after square)."""
-    grids: tuple[tuple[int, int, int], ...]
+    grids: tuple[Grid3, ...]
     """Frames, rows and columns of patches of each image."""
 
 
@@ -134,7 +136,7 @@ def _number(config: Mapping[str, Any], *keys: str) -> int:
     return int(config[key])
 
 
-def token_count(grids: tuple[tuple[int, int, int], ...], merge: tuple[int, int]) -> int:
+def token_count(grids: tuple[Grid3, ...], merge: tuple[int, int]) -> int:
     """Rows of the embedding that images of these grids fill: frames are averaged, so they count once."""
     return sum((rows // merge[0]) * (columns // merge[1]) for _, rows, columns in grids)
 

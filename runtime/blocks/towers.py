@@ -7,6 +7,7 @@ from torch import Tensor
 from runtime.blocks import clip, qwen_vision, vision
 from runtime.blocks.beside import Beside
 from runtime.blocks.context import RankContext
+from runtime.blocks.dealt_images import look_in_parallel
 from runtime.blocks.images import Images, read_tower
 from runtime.blocks.weights import LayerWeights, Readings
 from shard_plans.errors import RuntimeFault
@@ -17,18 +18,23 @@ def look(ctx: RankContext, weights: LayerWeights, images: Images) -> tuple[Tenso
 
     [tokens, hidden], and [layers, tokens, hidden] where the tower has such. Reads every vision.* weight.
     """
-    tower, read, deep = read_tower(ctx.model), Readings(weights), None
-    try:
+    tower, read = read_tower(ctx.model), Readings(weights)
+
+    def look_at(some: Images) -> tuple[Tensor, Tensor | None]:
         if tower.kind == "qwen3_vl":
-            x, deep = qwen_vision.look(ctx, tower, read, images)
-        elif tower.kind == "clip":
-            x = clip.look(ctx, tower, read, images)
+            return qwen_vision.look(ctx, tower, read, some)
+        kind = clip if tower.kind == "clip" else vision
+        return kind.look(ctx, tower, read, some), None
+
+    try:
+        if ctx.deals_images and ctx.grid.tp > 1:
+            seen = look_in_parallel(ctx, images, tower.merge, look_at)
         else:
-            x = vision.look(ctx, tower, read, images)
+            seen = look_at(images)
         read.refuse_unread()
     except RuntimeFault as fault:
         raise RuntimeFault(f"vision tower: {fault}") from fault
-    return x, deep
+    return seen
 
 
 def see(

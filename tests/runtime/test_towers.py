@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +12,17 @@ import torch
 from torch import Tensor
 
 from runtime.blocks import clip, projector, qwen_vision, towers, vision
-from runtime.blocks.context import single_rank
-from runtime.blocks.images import Images
+from runtime.blocks.context import RankContext, single_rank
+from runtime.blocks.dealt_images import deal
+from runtime.blocks.images import Grid3, Images, read_tower
 from runtime.blocks.places import beside_images, find_places, shift
 from runtime.checking.reference import StoredWeights
+from runtime.comm.comm import Comm
+from runtime.comm.virtual import VirtualWorld
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Model
+from shard_plans.placement.experts import ExpertPlacement
+from shard_plans.placement.grid import Grid
 from tests.conftest import MakeCheckpoint
 from tests.tools.converted import bound
 
@@ -30,8 +35,8 @@ GRIDS = {
 LIMIT = 2e-6
 
 
-def pixels(name: str) -> Tensor:
-    patches = sum(math.prod(grid) for grid in GRIDS[name])
+def pixels(name: str, grids: Sequence[Grid3] | None = None) -> Tensor:
+    patches = sum(math.prod(grid) for grid in grids or GRIDS[name])
     shape = {"kimi_k25": (3, 14, 14), "qwen3_vl_moe": (3 * 2 * 16 * 16,), "minimax_m3_vl": (3 * 2 * 14 * 14,)}[name]
     return torch.randn((patches, *shape), generator=torch.Generator().manual_seed(4))
 
@@ -52,13 +57,13 @@ def theirs(tiny: MakeCheckpoint) -> Callable[[str], Any]:
     return get
 
 
-def see(tiny: MakeCheckpoint, name: str) -> tuple[Tensor, Tensor | None]:
+def see(tiny: MakeCheckpoint, name: str, grids: tuple[Grid3, ...] = ()) -> tuple[Tensor, Tensor | None]:
     """What our tower makes of the images."""
     binding = bound(tiny(name))
     weights = StoredWeights(binding)
     found = towers.look(
         single_rank(binding.model, torch.float32, CPU), weights.section("vision", CPU),
-        Images(pixels(name), GRIDS[name]),
+        Images(pixels(name, grids), grids or GRIDS[name]),
     )  # fmt: skip
     weights.close()
     return found
@@ -146,3 +151,32 @@ def test_a_placeholder_without_an_image_is_refused(tiny: MakeCheckpoint) -> None
     ids, images = two_images(model, 250)
     with pytest.raises(RuntimeFault, match="token 11 stands for a piece of an image, and there is none left"):
         find_places(model, ids, replace(images, grids=images.grids[:1]))
+
+
+@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("tp", [2, 4])
+def test_ranks_that_look_at_some_images_each(tiny: MakeCheckpoint, name: str, tp: int) -> None:
+    """Four ranks are more than there are images."""
+    binding, grid = bound(tiny(name)), Grid(tp=tp)
+    weights = StoredWeights(binding)
+    frames = read_tower(binding.model).frames
+    grids = tuple((min(frames, count), rows, columns) for count, rows, columns in GRIDS[name])
+    images = Images(pixels(name, grids), grids)
+    alone, alone_deep = see(tiny, name, grids)
+
+    def rank(comm: Comm) -> tuple[Tensor, Tensor | None]:
+        at, nobody = grid.coordinate(comm.rank), ExpertPlacement(())
+        ctx = RankContext(grid, at, comm, binding.model, nobody, torch.float32, CPU, deals_images=True)
+        return towers.look(ctx, weights.section("vision", CPU), images)
+
+    for x, deep in VirtualWorld(tp).run(rank):
+        assert torch.allclose(x, alone, rtol=LIMIT, atol=LIMIT)
+        assert (deep is None) == (alone_deep is None)
+        assert deep is None or alone_deep is None or torch.allclose(deep, alone_deep, rtol=LIMIT, atol=LIMIT)
+    weights.close()
+
+
+def test_images_are_dealt_by_size() -> None:
+    grids = [(1, 2, 2), (1, 8, 8), (1, 4, 4), (1, 6, 6)]
+    assert deal(grids, 2) == [[1], [0, 2, 3]]
+    assert deal(grids[:1], 3) == [[0], [], []]

@@ -28,7 +28,9 @@ CELLS = [
 ]
 
 
-def run(source: Path, folder: Path, plan: dict[str, int], new_tokens: int = 0) -> tuple[Tensor, Any]:
+def run(
+    source: Path, folder: Path, plan: dict[str, int], new_tokens: int = 0, vision: str = "replicated"
+) -> tuple[Tensor, Any]:
     """The logits of the reference's own image and ids, and all that verify-and-run found."""
     reference, ids = expected(source), folder / "ids.safetensors"
     convert_tiny(source, folder / "out", plan)
@@ -36,7 +38,9 @@ def run(source: Path, folder: Path, plan: dict[str, int], new_tokens: int = 0) -
     save_file({name: reference[f"vision.{theirs}"] for name, theirs in given.items()}, ids)
     logits = folder / "logits.safetensors"
     found = verify_and_run(
-        RunOptions(folder / "out", source, input_ids=str(ids), logits_out=logits, max_new_tokens=new_tokens)
+        RunOptions(
+            folder / "out", source, input_ids=str(ids), logits_out=logits, max_new_tokens=new_tokens, vision=vision
+        )
     )
     return load_file(logits)["logits"], found
 
@@ -48,6 +52,13 @@ def test_logits_with_an_image(name: str, number: int, tiny: MakeCheckpoint, tmp_
     assert found.passed, found.checks
     assert relative(logits, expected(source)["vision.logits"][0]) < LIMIT
     assert relative(logits, expected(source)["logits"][0]) > 0.1  # without the image it would be another answer
+
+
+def test_the_tower_data_parallel(tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    source = tiny("kimi_k25")
+    logits, found = run(source, tmp_path, {"tp": 2}, vision="data-parallel")
+    assert found.passed, found.checks
+    assert relative(logits, expected(source)["vision.logits"][0]) < LIMIT
 
 
 @pytest.mark.slow
