@@ -34,6 +34,8 @@ class Measure:
     check: str
     value: float
     where: str
+    order: int = 0
+    """Of those that don't pass the lowest is named: what comes later may follow from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +73,15 @@ def worst(measures: Iterable[Measure], high: bool = True) -> Measure | None:
 
 def make_check(name: str, measures: Iterable[Measure], limit: float, note: str = "", high: bool = True) -> Check | None:
     """The check `name` from its measures; None where nothing was measured. nan never passes."""
-    found = worst((m for m in measures if m.check == name), high)
+    own = [measure for measure in measures if measure.check == name]
+    wrong = [m for m in own if not (m.value <= limit if high else m.value >= limit)]
+    first = min((measure.order for measure in wrong), default=0)
+    found = worst([measure for measure in wrong if measure.order == first] or own, high)
     if found is None:
         return None
-    passed = found.value <= limit if high else found.value >= limit
     number = None if not math.isfinite(found.value) else found.value
     where = found.where if number is not None else f"{found.where}: {found.value}, not a finite number"
-    return Check(name, passed, number, limit, where, note, "most" if high else "least")
+    return Check(name, not wrong, number, limit, where, note, "most" if high else "least")
 
 
 def gather(comm: Comm, device: torch.device, value: Any) -> list[Any]:

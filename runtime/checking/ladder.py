@@ -19,7 +19,7 @@ from runtime.checking.decode import decode
 from runtime.checking.edges import handed_over, stream_error
 from runtime.checking.figures import LayerFigures
 from runtime.checking.handed import Given, Handed, exact
-from runtime.checking.probes import Compared, Replay, operators
+from runtime.checking.probes import OPERATORS, Compared, Replay, operators
 from runtime.checking.reference import Reference
 from runtime.passes import RankRun
 from shard_plans.console import Advance
@@ -147,14 +147,18 @@ class Ladder:
             self._note(check, value, words)
 
     def _operators(self, where: str, layer: Layer, found: LayerFigures, probe: Compared) -> None:
-        """The first operator of the layer that fails, or the worst of those that pass."""
+        """The first operator that fails, or the worst of those that pass."""
         found.operators = {name: value for name, (value, _) in probe.found.items()}
         seen = [name for name in operators(layer) if name in probe.found]
         failed = [name for name in seen if self._exact and not probe.found[name][0] <= self._limit]
         pick = max if self._exact else min
         first = failed[0] if failed else pick(seen, key=lambda name: probe.found[name][0])
         value, token = probe.found[first]
-        self._note("operators", value, f"{where}, {first}" + (f", token {token}" if self._exact else ""))
+        words = f"{where}, {first}" + (f", token {token}" if self._exact else "")
+        order = layer.index * len(OPERATORS) + OPERATORS.index(first)
+        known = self._worst.get("operators")
+        if known is None or not self._exact or known.value <= self._limit:
+            self._note("operators", value, words, order)
 
     def _routing(self, where: str, found: LayerFigures, probe: Compared, given: Given) -> None:
         if probe.routed_as is None or probe.own is None or given.routes is None:
@@ -175,6 +179,6 @@ class Ladder:
         else:
             self._note("routing", 0.0, f"{where}, smallest margin {routed.margin:.1e}")
 
-    def _note(self, check: str, value: float, where: str) -> None:
-        new, known = Measure(check, value, where), self._worst.get(check)
+    def _note(self, check: str, value: float, where: str, order: int = 0) -> None:
+        new, known = Measure(check, value, where, order), self._worst.get(check)
         self._worst[check] = new if known is None else worst([known, new], self._exact) or new

@@ -17,12 +17,15 @@ DRIFT, MOST = 10.0, 1e-3
 largest error that explains any."""
 
 
+OPERATORS = ("attn.norm", "attn", "ffn.norm", "router", "experts", "shared", "ffn")
+"""What a probe sees of a layer, in the order of execution, but the stream that comes in."""
+
+
 def operators(layer: Layer) -> tuple[str, ...]:
-    """What a layer's probe sees, in the order of execution, but the stream that comes in."""
-    if layer.words["ffn"] != "moe":
-        return ("attn.norm", "attn", "ffn.norm", "ffn")
-    shared = () if layer.words.get("shared") is None else ("shared",)
-    return ("attn.norm", "attn", "ffn.norm", "router", "experts", *shared, "ffn")
+    """Those that a layer has."""
+    lacks = {"router", "experts", "shared"} if layer.words["ffn"] != "moe" else set()
+    lacks |= {"shared"} if layer.words.get("shared") is None else set()
+    return tuple(name for name in OPERATORS if name not in lacks)
 
 
 @dataclass(slots=True)

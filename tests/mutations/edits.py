@@ -94,6 +94,8 @@ def head_rows(site: Site) -> tuple[int, int]:
         return sizes["heads"] // tp, sizes["head_dim"] * (2 if site.word("output_gate") else 1)
     if site.word("attn") == "mla":
         return sizes["heads"] // tp, sizes["nope"] + sizes["rope"]
+    if site.word("attn") == "gdn":
+        return sizes["key_heads"] * sizes["per_key"] // tp, sizes["dv"]
     return sizes["kda_heads"] // tp, sizes["kda_dim"]
 
 

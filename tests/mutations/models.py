@@ -31,27 +31,27 @@ MXFP4; two kinds of linear attention; INT4 groups.
 
 
 class Outputs:
-    """Checkpoints and what was converted from them, each made once below a folder."""
+    """Checkpoints, kept between runs, and what was converted from them, each once."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, checkpoints: Path, folder: Path) -> None:
+        """`checkpoints` is a cache (tests/checkpoints/cache.py), `folder` one for the outputs of this run alone."""
+        self._checkpoints, self._folder = checkpoints, folder
 
     def checkpoint(self, family: str) -> Path:
-        """The checkpoint of a family."""
-        return cache.made(self._folder / "checkpoints", family, lambda folder: make(family, folder))
+        """The checkpoint of a family; never written into."""
+        return cache.made(self._checkpoints, family, lambda folder: make(family, folder))
 
     def output(self, family: str, sizes: Mapping[str, int]) -> Path:
         """The family's shards by a plan; to be copied before they are spoiled."""
-        source = self.checkpoint(family)
-        out = source.parent / f"{family} {' '.join(f'{axis}{size}' for axis, size in sizes.items())}"
-        if not (out / "manifest.json").exists():
-            convert_tiny(source, out, sizes)
+        out = self._folder / "-".join((family, *(f"{axis}{size}" for axis, size in sizes.items())))
+        if not out.exists():
+            convert_tiny(self.checkpoint(family), out, sizes)
         return out
 
 
-def make(family: str, folder: Path, seed: int = 0) -> None:
-    """Write the checkpoint of a family; other seeds give other values."""
+def make(name: str, folder: Path, seed: int = 0) -> None:
+    """Write a tiny checkpoint; other seeds give other values."""
     from tests.checkpoints import tiny  # transformers takes seconds to import; a kept checkpoint needs none
 
     tiny.quiet()
-    tiny.make_tiny(family, folder, seed)
+    tiny.make_tiny(name, folder, seed)

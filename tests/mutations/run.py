@@ -16,8 +16,10 @@ from tests.mutations.judge import Finding, judge
 from tests.mutations.models import PLANS, Outputs
 from tests.mutations.site import choose
 
-TOKENS, WORDS_BEHIND = 32, 240
-"""Length of the prompts; ids above are the image placeholders and ends of some models."""
+TOKENS, WORDS_BEHIND = 38, 240
+"""Length of the prompts, so that windows at their end lie across two blocks of a cache; ids above are those of images
+and ends in some models.
+"""
 
 
 @dataclass(frozen=True, slots=True)

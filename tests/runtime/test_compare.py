@@ -101,3 +101,10 @@ def test_nan_never_passes(high: bool) -> None:
     assert check.worst is None
     assert "layer 3" in check.where
     assert "nan" in check.where
+
+
+def test_of_what_fails_the_first_in_order_is_named_not_the_worst() -> None:
+    measures = [Measure("a", 5.0, "later", 7), Measure("a", 3.0, "first", 2), Measure("a", 1.0, "passes", 1)]
+    check = make_check("a", measures, 2.0)
+    assert check is not None and not check.passed
+    assert (check.worst, check.where) == (3.0, "first")

@@ -92,11 +92,13 @@ def run_output(
     return Computed([scores for scores in found if scores is not None], watches)
 
 
-def convert_tiny(source: Path, out: Path, sizes: Mapping[str, int]) -> None:
-    """Convert by parallel sizes alone."""
+def convert_tiny(source: Path, out: Path, sizes: Mapping[str, int], family: Path | None = None) -> None:
+    """Convert by parallel sizes alone, and by another family table than the bundled one."""
     known = {axis: sizes.get(axis) for axis in ("tp", "pp", "dp", "ep", "etp")}
     assert set(sizes) <= set(known)
-    convert(source, out, tp=known["tp"], pp=known["pp"], dp=known["dp"], ep=known["ep"], etp=known["etp"])
+    convert(
+        source, out, tp=known["tp"], pp=known["pp"], dp=known["dp"], ep=known["ep"], etp=known["etp"], family=family
+    )
 
 
 def checks(result: RunResult) -> Mapping[str, Check]:

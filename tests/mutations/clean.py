@@ -1,0 +1,56 @@
+"""Runs that nothing was done to: other weights, another architecture, plan and prompt for every seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.request import RunOptions
+from runtime.run import RunResult, verify_and_run
+from shard_plans.errors import GridError, PlanError
+from tests.mutations.models import make
+from tests.mutations.run import prompt
+from tests.tools.plans import DENSE_PLANS, MOE_PLANS
+from tests.tools.sharded import convert_tiny
+
+ARCHITECTURES = (
+    "llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "qwen3_moe_fp8", "glm4_moe", "ernie4_5_moe", "minimax_m2",
+    "gpt_oss", "gpt_oss_mxfp4", "deepseek_v2", "deepseek_v3", "deepseek_v3_fp8", "deepseek_v32", "glm_moe_dsa",
+    "deepseek_v4", "kimi_k25_int4", "kimi_linear", "qwen3_next", "qwen3_5_moe", "llama4_text", "qwen3_vl_moe",
+    "minimax_m3_vl", "qwen3_deep", "glm4_moe_deep", "deepseek_v3_deep", "gpt_oss_deep", "kimi_linear_deep",
+    "qwen3_next_deep",
+)  # fmt: skip
+LONGEST = 40
+"""Tokens of the longest prompt: behind every window, and several chunks of linear attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clean:
+    """A run and what it was."""
+
+    what: str
+    result: RunResult
+
+
+def clean(seed: int, folder: Path) -> Clean:
+    """Make, convert and verify what the seed says, below an empty folder."""
+    dice = random.Random(seed)
+    name, compute = dice.choice(ARCHITECTURES), dice.choice(("float32", "float32", "float32", "float64"))
+    source, out = folder / "checkpoint", folder / "out"
+    make(name, source, seed)
+    plans = [*DENSE_PLANS, *MOE_PLANS]
+    dice.shuffle(plans)
+    sizes = next(sizes for sizes in plans if _fits(source, out, sizes))
+    ids, steps = prompt(dice, dice.randint(1, LONGEST)), dice.choice((0, 2))
+    result = verify_and_run(RunOptions(out, source, input_ids=ids, compute=compute, max_new_tokens=steps))
+    return Clean(f"seed {seed}: {name}, {sizes}, {compute}, {ids.count(',') + 1} tokens", result)
+
+
+def _fits(source: Path, out: Path, sizes: dict[str, int]) -> bool:
+    """Whether the model can be cut so; then it is."""
+    try:
+        convert_tiny(source, out, sizes)
+    except (GridError, PlanError):
+        return False
+    return True
