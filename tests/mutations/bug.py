@@ -44,8 +44,10 @@ class Site:
         return self.layer.words.get(name)
 
 
-EMBEDDING, HEAD, STAGE, STEP = "embedding", "head", "stage", "step"
-"""Places of bugs that lie in no layer's weights: both ends of the model, between two stages, in what a cache keeps."""
+EMBEDDING, HEAD, STAGE, STEP, ANSWER = "embedding", "head", "stage", "step", "answer"
+"""Places of bugs that lie in no layer's weights: both ends of the model, between two stages; in what a cache keeps from
+one token to the next, and in what it keeps where a prompt comes in chunks and an answer needs more blocks.
+"""
 
 
 @dataclass(frozen=True, slots=True)

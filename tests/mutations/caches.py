@@ -9,8 +9,8 @@ from torch import Tensor
 
 from runtime.blocks import gqa, mla
 from runtime.blocks.cache import LayerCache
-from runtime.blocks.pages import Pool
-from tests.mutations.bug import STEP, Bug, Site
+from runtime.blocks.pages import Allocator, Pool
+from tests.mutations.bug import ANSWER, STEP, Bug, Site
 from tests.mutations.code import replace_in_layer
 from tests.mutations.lines import linear_attention, softmax
 
@@ -53,14 +53,27 @@ def late(right: Right, words: Any, text: Any, width: int, positions: Tensor, *re
     return right(words, text, width, positions - (len(positions) == 1), *rest)
 
 
-def kept(name: str, fits: Callable[[Site], bool], owner: Any, method: str, wrong: Any) -> Bug:
+def alone(right: Right, self: LayerCache, positions: Tensor, parts: Sequence[Tensor], *rest: Any) -> Any:
+    """A chunk doesn't see the ones before it."""
+    seen, found = right(self, positions, parts, *rest)
+    count = len(positions) if len(positions) > 1 else len(seen)
+    return seen[-count:], [part[-count:] for part in found]
+
+
+def two_owners(right: Right, self: Allocator, count: int) -> list[int]:
+    """Blocks are handed out that still have an owner."""
+    self._free += [block for block in sorted(self._held) if block not in self._free]
+    return right(self, count)  # type: ignore[no-any-return]
+
+
+def kept(name: str, fits: Callable[[Site], bool], owner: Any, method: str, wrong: Any, place: str = STEP) -> Bug:
     """A function or method of the layer's cache that does something else."""
 
     def inject(site: Site) -> None:
         module = {"gqa": gqa, "mla": mla}.get(site.word("attn"), gqa)
-        replace_in_layer(site, module if owner is None else owner, method, wrong)
+        replace_in_layer(site.patch, site.layer.index, module if owner is None else owner, method, wrong)
 
-    return Bug(name, STEP, fits, inject)
+    return Bug(name, place, fits, inject)
 
 
 def windowed(site: Site) -> bool:
@@ -81,4 +94,6 @@ CACHES = (
     kept("stale state", linear_attention, LayerCache, "replace", old_state),
     kept("stale inputs of the convolution", linear_attention, LayerCache, "replace", old_tail),
     kept("a step turns by the position before", turning, None, "turner", late),
+    kept("a chunk doesn't see the one before", softmax, LayerCache, "append", alone, ANSWER),
+    kept("a block has two owners", softmax, Allocator, "take", two_owners, ANSWER),
 )

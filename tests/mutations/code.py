@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from runtime.blocks import forward
 from runtime.blocks.context import RankContext
 from shard_plans.families.model import Layer, Model
-from tests.mutations.bug import Site
 
 Weights = Mapping[str, Any]
 
@@ -21,13 +22,14 @@ class Here(threading.local):
     wrong = False
 
 
-def twist_layer(site: Site, **changes: Callable[..., Any]) -> None:
+def twist_layer(patch: pytest.MonkeyPatch, index: int, **changes: Callable[..., Any]) -> None:
     """Give the layer other `words`, another `model`, or other `weights`, as in `enter_layer`."""
-    enter_layer(site, **changes)
+    enter_layer(patch, index, **changes)
 
 
 def enter_layer(
-    site: Site,
+    patch: pytest.MonkeyPatch,
+    index: int,
     words: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda words: words,
     model: Callable[[Model], Model] = lambda model: model,
     weights: Callable[[RankContext, Weights], Weights] = lambda ctx, weights: weights,
@@ -36,7 +38,7 @@ def enter_layer(
     here, run = Here(), forward._run_layer
 
     def run_layer(ctx: RankContext, layer: Layer, given: Weights, *rest: Any) -> Any:
-        if layer.index != site.layer.index or ctx.grid.world == 1:
+        if layer.index != index or ctx.grid.world == 1:
             return run(ctx, layer, given, *rest)
         here.wrong = True
         try:
@@ -46,15 +48,15 @@ def enter_layer(
         finally:
             here.wrong = False
 
-    site.patch.setattr(forward, "_run_layer", run_layer)
+    patch.setattr(forward, "_run_layer", run_layer)
     return here
 
 
-def replace_in_layer(site: Site, owner: Any, name: str, wrong: Callable[..., Any]) -> None:
+def replace_in_layer(patch: pytest.MonkeyPatch, index: int, owner: Any, name: str, wrong: Callable[..., Any]) -> None:
     """Put `wrong(right, *arguments)` in the place of a function or method, in the layer alone."""
-    here, right = enter_layer(site), getattr(owner, name)
+    here, right = enter_layer(patch, index), getattr(owner, name)
 
     def call(*given: Any, **named: Any) -> Any:
         return wrong(right, *given, **named) if here.wrong else right(*given, **named)
 
-    site.patch.setattr(owner, name, call)
+    patch.setattr(owner, name, call)

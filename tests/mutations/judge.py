@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from runtime.kv_options import KvOptions
 from runtime.request import RunOptions
 from runtime.run import verify_and_run
 from shard_plans.errors import ReshardError
-from tests.mutations.bug import EMBEDDING, HEAD, STAGE, STEP, Bug, Site
+from tests.mutations.bug import ANSWER, EMBEDDING, HEAD, STAGE, STEP, Bug, Site
 
+CHUNK, NEW = 16, 4
+"""How a prompt is filled in, and the tokens behind it, where the cache of an answer is looked at."""
 ATTENTION, FFN = ("attn.norm", "attn"), ("ffn.norm", "router", "experts", "shared", "ffn")
 HALVES = {"attn": ATTENTION, "ffn": FFN, "layer": ATTENTION + FFN}
 """Place of a bug -> operators of which one must be the first that fails."""
@@ -32,10 +35,13 @@ class Finding:
 def judge(bug: Bug, site: Site, checkpoint: Path, ids: str) -> Finding:
     """Verify the spoiled output against the checkpoint."""
     options = RunOptions(site.out, checkpoint, input_ids=ids, compute=bug.compute)
+    if bug.place == ANSWER:
+        options = replace(options, max_new_tokens=NEW, cache=KvOptions(chunk=CHUNK), ignore_end=True)
     try:
         result = verify_and_run(options)
     except ReshardError as fault:
-        return Finding(True, bool(re.search(rf"layer {site.layer.index}\b", str(fault))), ("refused",), str(fault))
+        named = "KV cache: block" if bug.place == ANSWER else rf"layer {site.layer.index}\b"
+        return Finding(True, re.search(named, str(fault)) is not None, ("refused",), str(fault))
     wrong = {check.name: check.where for check in result.checks if not check.passed}
     return Finding(not result.passed, _pinned(bug, site, wrong), tuple(wrong), _first(wrong))
 
@@ -49,6 +55,8 @@ def _pinned(bug: Bug, site: Site, wrong: dict[str, str]) -> bool:
         return "logits" in wrong and not {"layers", "hidden", "routing"} & set(wrong)
     if bug.place == STAGE:
         return layers.startswith(f"handed to stage {site.stage},")
+    if bug.place == ANSWER:
+        return set(wrong) == {"cache"}
     if bug.place == STEP:
         return not layers and _layer(wrong.get("decode", "")) == site.layer.index
     operator = re.match(r"layer (\d+), rank \d+, ([\w.]+)", wrong.get("operators", ""))
@@ -64,5 +72,5 @@ def _layer(where: str) -> int | None:
 
 
 def _first(wrong: dict[str, str]) -> str:
-    order = ("operators", "layers", "routing", "decode", "hidden", "logits", "bytes")
+    order = ("operators", "layers", "routing", "decode", "hidden", "logits", "cache", "bytes")
     return next((wrong[name] for name in order if name in wrong), "")

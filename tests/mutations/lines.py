@@ -140,7 +140,11 @@ def line(
 
     def inject(site: Site) -> None:
         replace_in_layer(
-            site, owner(site) if callable(owner) and not isinstance(owner, type) else owner, attribute, wrong
+            site.patch,
+            site.layer.index,
+            owner(site) if callable(owner) and not isinstance(owner, type) else owner,
+            attribute,
+            wrong,
         )
 
     return Bug(name, place, fits, inject, like=like)

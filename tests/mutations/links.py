@@ -41,7 +41,9 @@ def other_order(right: Callable[..., list[Tensor]], self: VirtualComm, x: Any, g
 
 def exchange(name: str, place: str, fits: Callable[[Site], bool], method: str, wrong: Any) -> Bug:
     """A collective of one layer that does something else."""
-    return Bug(name, place, fits, lambda site: replace_in_layer(site, VirtualComm, method, wrong))
+    return Bug(
+        name, place, fits, lambda site: replace_in_layer(site.patch, site.layer.index, VirtualComm, method, wrong)
+    )
 
 
 def handed(change: Callable[[Tensor], Tensor]) -> Callable[[Site], None]:

@@ -105,7 +105,7 @@ def in_memory(site: Site, names: list[str], edit: Any) -> None:
                 made[role] = replace(stored, scale=_as_stored(stored.scale, edit))
         return made
 
-    twist_layer(site, weights=spoil)
+    twist_layer(site.patch, site.layer.index, weights=spoil)
 
 
 def _as_stored(x: Tensor, edit: Any) -> Tensor:

@@ -33,7 +33,9 @@ class Word:
         )
 
     def _inject(self, site: Site) -> None:
-        twist_layer(site, words=lambda words: {**words, self.word: self.after(words.get(self.word))})
+        twist_layer(
+            site.patch, site.layer.index, words=lambda words: {**words, self.word: self.after(words.get(self.word))}
+        )
 
 
 def given(value: Any) -> bool:
@@ -92,7 +94,7 @@ def of_model(
     like: str = "",
 ) -> Bug:  # fmt: skip
     """A bug of what the layer believes of the model."""
-    return Bug(name, place, fits, lambda site: twist_layer(site, model=change), compute, like)
+    return Bug(name, place, fits, lambda site: twist_layer(site.patch, site.layer.index, model=change), compute, like)
 
 
 ROWS = (
@@ -125,7 +127,7 @@ ROWS = (
 )  # fmt: skip
 WORDS = (
     Bug("best of a group, not best two", "ffn", lambda s: (s.word("groups") or 1) > 1,
-        lambda site: twist_layer(site, words=lambda words: {**words, "group_score": "max"})),
+        lambda site: twist_layer(site.patch, site.layer.index, words=lambda words: {**words, "group_score": "max"})),
     *(row.bug() for row in ROWS),
     of_model("RoPE's base ten times", "attn", turns, text(rope_theta=lambda theta: 10 * theta)),
     of_model("positions not stretched", "attn", yarn, text(factor=to(1.0))),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime import request as verb
-from runtime.blocks import experts, ffn, forward, kda, moe
+from runtime.blocks import experts, ffn, kda, moe
 from runtime.blocks.context import RankContext
 from runtime.blocks.linear import column_linear
 from runtime.blocks.norms import rms_norm
@@ -28,7 +27,7 @@ from runtime.blocks.weights import LayerWeights, Readings, Stored, dense, take
 from runtime.opened import Opened, open_output
 from runtime.request import RunOptions
 from runtime.run import RunResult, verify_and_run
-from shard_plans.families.model import Layer
+from tests.mutations.code import replace_in_layer
 from tests.tools import tamper
 from tests.tools.kimi import TINY
 from tests.tools.sharded import checks, convert_tiny, failed
@@ -36,7 +35,7 @@ from tests.tools.sharded import checks, convert_tiny, failed
 SIZES = {"tp": 2, "pp": 2}
 IDS = torch.randint(0, 500, (17,), generator=torch.Generator().manual_seed(2))
 """In layer 1 the router's bias decides about token 2 by less than bfloat16 can tell."""
-ALWAYS, OFTEN = {"layers", "logits"}, {"hidden", "routing"}
+ALWAYS, OFTEN = {"layers", "logits"}, {"operators", "hidden", "routing", "decode"}
 """Checks that every error here must fail, and those that some do."""
 
 
@@ -156,27 +155,12 @@ CODE: Mapping[str, tuple[int, Any, str, Any]] = {
 @pytest.mark.parametrize("control", CODE)
 def test_a_wrong_block(control: str, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, module, name, wrong = CODE[control]
-    only_in(monkeypatch, layer, module, name, wrong)
+    replace_in_layer(monkeypatch, layer, module, name, lambda right, *given: wrong(*given))
     result = verify(whole)
     assert_found(result, layer)
     if control == "bias in bf16":
         assert "routing" in failed(result)
         assert re.match(r"layer 1, rank \d, token 2: experts .* the reference chose", checks(result)["routing"].where)
-
-
-def only_in(monkeypatch: pytest.MonkeyPatch, index: int, module: Any, name: str, wrong: Any) -> None:
-    """Put `wrong` in the place of a function, for layer `index` of sharded ranks; ranks are threads."""
-    here, right, run = threading.local(), getattr(module, name), forward._run_layer
-
-    def run_layer(ctx: RankContext, layer: Layer, *rest: Any) -> Any:
-        here.wrong = layer.index == index and ctx.grid.world > 1
-        try:
-            return run(ctx, layer, *rest)
-        finally:
-            here.wrong = False
-
-    monkeypatch.setattr(forward, "_run_layer", run_layer)
-    monkeypatch.setattr(module, name, lambda *given: (wrong if here.wrong else right)(*given))
 
 
 def test_w1_and_w3_swapped_in_the_files(whole: Path, tmp_path: Path) -> None:
