@@ -11,9 +11,11 @@ from torch import Tensor
 from runtime.blocks.images import Images
 from runtime.blocks.places import beside_images, shift
 from runtime.checking.cached import Compared, RouteLog, compare_cached
+from runtime.comm.devices import synchronize
 from runtime.generate import Answer, Generation
 from runtime.kv_options import KvOptions
 from runtime.passes import RankRun
+from runtime.timeline import Speed, Timeline
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +42,7 @@ class Answered:
     """With one pass without the cache."""
     bytes: int
     """The most that this rank's caches held."""
+    speed: Speed
 
 
 def answer(run: RankRun, wanted: Wanted) -> Answered:
@@ -50,7 +53,13 @@ def answer(run: RankRun, wanted: Wanted) -> Answered:
     pools = wanted.cache.pools(run.layers, [len(ids) for ids in prompts], wanted.new_tokens)
     answers = [Answer(ids, run.new_caches(pools), moved) for ids in prompts]
     generation = Generation(run, answers, log, wanted.images)
+    clock = Timeline(run.ctx.at.rank)
     generation.prefill(wanted.cache.chunk)
+    synchronize(run.ctx.device)
+    filled = clock.now()
     generation.generate(wanted.new_tokens, wanted.ends)
+    synchronize(run.ctx.device)
+    made = [len(answer.tokens) - 1 for answer in answers]
+    speed = Speed(filled, clock.now() - filled, max(made), sum(made))
     compared = compare_cached(generation, log, wanted.cache.lossless(run.ctx.compute))
-    return Answered(tuple(tuple(answer.tokens) for answer in answers), compared, generation.most)
+    return Answered(tuple(tuple(answer.tokens) for answer in answers), compared, generation.most, speed)

@@ -18,9 +18,11 @@ from runtime.blocks.piece import Caches, Piece, ids_of
 from runtime.blocks.places import beside_images
 from runtime.blocks.probe import NOBODY, Probe
 from runtime.blocks.weights import LayerWeights
+from runtime.comm.devices import synchronize
 from runtime.hand_over import hand_over
 from runtime.loading.loader import Loader
 from runtime.loading.sections import FIRST, LAST
+from runtime.timeline import Timeline
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Layer
 
@@ -50,6 +52,8 @@ class RankRun:
     """Ranks share the loader and memory: nobody starts a section before all have left the one before it."""
     tower: Loader | None = None
     """Loads the vision tower; None where there are no images, or no rank of the first stage."""
+    timeline: Timeline | None = None
+    """Told when each section ran."""
 
     @property
     def is_last(self) -> bool:
@@ -74,6 +78,18 @@ class RankRun:
     def new_caches(self, pools: Mapping[int, Pool] | None = None) -> dict[int, LayerCache]:
         """Empty caches of one sequence for these layers, in blocks of each layer's pool, or of pools of their own."""
         return {layer.index: LayerCache(None if pools is None else pools[layer.index]) for layer in self.layers}
+
+    def now(self) -> float:
+        """Seconds on the timeline, when the device has done all that was asked of it; 0 without one."""
+        if self.timeline is None:
+            return 0.0
+        synchronize(self.ctx.device)
+        return self.timeline.now()
+
+    def note(self, section: int, asked: float, got: float, ran: float) -> None:
+        """Tell the timeline of a section that is done with."""
+        if self.timeline is not None:
+            self.timeline.note(section, asked, got, ran, self.loader.resident)
 
     def step(self) -> None:
         """The end of a section."""
@@ -140,7 +156,11 @@ def _embed(run: RankRun, pieces: Sequence[Piece], images: Images | None, watch: 
             raise RuntimeFault(f"rank {rank} was given images, and no vision tower")
         seen = towers.see(run.ctx, run.tower.get(rank, FIRST), images, ids, pieces[0].beside)
         run.tower.release(rank, FIRST)
-    x = forward.embed(run.ctx, run.loader.get(rank, FIRST), ids, seen)
+    asked = run.now()
+    weights = run.loader.get(rank, FIRST)
+    got = run.now()
+    x = forward.embed(run.ctx, weights, ids, seen)
+    run.note(FIRST, asked, got, run.now())
     run.loader.release(rank, FIRST)
     if seen is not None and watch is not None:
         watch.placed(seen[0], x)
@@ -151,16 +171,24 @@ def _layer(
     run: RankRun, layer: Layer, start: Tensor, pieces: Sequence[Piece], watch: Watcher | None, probe: Probe
 ) -> Tensor:
     rank = run.ctx.at.rank
+    asked = run.now()
     weights = run.loader.get(rank, layer.index)
+    got = run.now()
     out, routing = forward.run_pieces(run.ctx, layer, weights, start, pieces, probe)
+    ran = run.now()
     if watch is not None:
         watch.after(layer, weights, start, out, routing)
+    run.note(layer.index, asked, got, ran)
     run.loader.release(rank, layer.index)
     return out
 
 
 def _logits(run: RankRun, x: Tensor) -> Tensor:
     rank = run.ctx.at.rank
-    scores = forward.logits(run.ctx, run.loader.get(rank, LAST), x)
+    asked = run.now()
+    weights = run.loader.get(rank, LAST)
+    got = run.now()
+    scores = forward.logits(run.ctx, weights, x)
+    run.note(LAST, asked, got, run.now())
     run.loader.release(rank, LAST)
     return scores

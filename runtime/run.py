@@ -27,6 +27,7 @@ from runtime.loading.loader import Loader, LoadOptions
 from runtime.request import COMPUTE, Request, RunOptions, open_request
 from runtime.session import Job, Outcome
 from runtime.text import end_tokens
+from runtime.timeline import Span, summed
 from runtime.verdict import Ran, checks_of, not_checked
 from shard_plans.checkpoints.checkpoint import open_checkpoint
 from shard_plans.documents.conversions import Tally
@@ -60,6 +61,8 @@ class RunResult:
     """What this run says nothing about, in sentences."""
     layers: tuple[LayerFigures, ...] = ()
     """What was measured of each layer."""
+    timeline: tuple[Span, ...] = ()
+    """When each rank ran each section of its first pass."""
     figures: dict[str, Any] = field(default_factory=dict)
     """input_ids, tokens, images, ranks, device, seconds, bytes_read, seconds_waited, kv_cache_bytes."""
     reports: bool = True
@@ -70,7 +73,8 @@ class RunResult:
         return {
             "passed": self.passed, "checks": [check.as_dict() for check in self.checks],
             "generated": list(self.generated), "text": self.text, "answers": [asdict(each) for each in self.answers],
-            "not_checked": list(self.not_checked), "layers": [layer.as_dict() for layer in self.layers], **self.figures,
+            "not_checked": list(self.not_checked), "layers": [layer.as_dict() for layer in self.layers],
+            "timeline": [span.as_list() for span in self.timeline], **self.figures,
         }  # fmt: skip
 
 
@@ -136,6 +140,8 @@ def _run(request: Request, stack: ExitStack, comm: DistributedComm | None, began
         if reference is not None and own is not None and own is not reference:
             precision = _precision(request, reference, own, outcome, job.ids)
         figures |= {"bytes_read": outcome.loaded, "seconds_waited": round(loader.seconds_waited, 3)}
+        figures |= {**summed(outcome.spans), "peak_memory": outcome.peak}
+        figures |= {} if outcome.speed is None else outcome.speed.as_dict()
     except ManifestError as found:
         fault = found
     except RuntimeFault as found:
@@ -222,7 +228,8 @@ def _result(request: Request, ran: Ran) -> RunResult:
     return RunResult(
         all(found.passed for found in checks), checks, () if alone is None else alone.generated,
         None if alone is None else alone.text, answered if request.prompts else (), not_checked(ran, bool(answers)),
-        ran.outcome.layers if ran.outcome is not None else (), ran.figures,
+        ran.outcome.layers if ran.outcome is not None else (), ran.outcome.spans if ran.outcome is not None else (),
+        ran.figures,
     )  # fmt: skip
 
 

@@ -22,6 +22,8 @@ from runtime.comm.comm import Comm
 from runtime.loading.loader import Loader
 from runtime.opened import Opened
 from runtime.passes import RankRun, forward_pass
+from runtime.peak import peak_memory
+from runtime.timeline import Span, Speed, Timeline
 from shard_plans.console import Advance
 
 
@@ -74,6 +76,12 @@ class Outcome:
     """Tokens over which all replicas were compared."""
     loaded: int
     """Bytes of shards read, by all ranks."""
+    speed: Speed | None
+    """How fast answers came, if there were any."""
+    spans: tuple[Span, ...]
+    """When each rank ran each section."""
+    peak: int
+    """The most bytes that a process held (runtime/peak.py)."""
 
 
 def run_rank(job: Job, comm: Comm) -> Outcome:
@@ -83,7 +91,8 @@ def run_rank(job: Job, comm: Comm) -> Outcome:
         plan.grid, plan.grid.coordinate(comm.rank), comm, opened.model, plan.experts, job.compute, job.device,
         job.deals_images,
     )  # fmt: skip
-    run = RankRun(ctx, job.loader, plan.stages, job.lockstep, job.tower)
+    timeline = Timeline(comm.rank)
+    run = RankRun(ctx, job.loader, plan.stages, job.lockstep, job.tower, timeline)
     tokens = len(job.ids)
     with torch.no_grad():
         reference = job.reference if comm.rank == 0 else None
@@ -96,6 +105,7 @@ def run_rank(job: Job, comm: Comm) -> Outcome:
             "layers": [asdict(figures) for figures in ladder.figures],
             "untied": ladder.untied, "wrong": ladder.wrong, "routed": ladder.routed,
             "cache": 0 if answered is None else answered.bytes,
+            "spans": [span.as_list() for span in timeline.spans.values()], "peak": peak_memory(job.device),
             "loaded": _bytes_read(job) if comm.rank == job.loader.ranks[0] else 0,
         }  # fmt: skip
         every = gather(comm, job.device, mine)
@@ -114,7 +124,10 @@ def run_rank(job: Job, comm: Comm) -> Outcome:
         tuple(measures), logits, () if answered is None else answered.tokens,
         None if answered is None else answered.compared,
         max(found["cache"] for found in every), tuple(layers),
-        agreed=min((count for _, _, count in replicas), default=tokens), **total,
+        agreed=min((count for _, _, count in replicas), default=tokens),
+        speed=None if answered is None else answered.speed,
+        spans=tuple(Span(*span) for found in every for span in found["spans"]),
+        peak=max(found["peak"] for found in every), **total,
     )  # fmt: skip
 
 
