@@ -44,6 +44,8 @@ from shard_plans.options import Verb, json_option
 )  # fmt: skip
 @click.option("--compute", default="float32", show_default=True, type=click.Choice(list(COMPUTE)))
 @click.option("--logits-out", type=click.Path(), help="Write the prefill's logits to this safetensors file.")
+@click.option("--html", type=click.Path(), help="Write the report to this file, as a page that needs nothing else.")
+@click.option("--junit", type=click.Path(), help="Write the checks to this file as JUnit XML, for CI.")
 @json_option
 def verify_and_run_command(out: str, as_json: bool, **options: Any) -> None:
     """Load an output, run its sharded forward pass, compare and generate (exit 1: a check failed).

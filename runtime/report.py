@@ -1,34 +1,23 @@
-"""The result of verify-and-run, for people."""
+"""The result of verify-and-run, for people: the verdict first."""
 
 from __future__ import annotations
 
+from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from runtime.checking.checks import Check
-from runtime.run import RunResult
+from runtime.result import RunResult
+from runtime.summary import verdict
 from shard_plans.console import out, size
 
 
 def show_run(result: RunResult) -> None:
-    """Print the checks, the answer, and what wasn't checked."""
+    """Print the verdict, the checks, the figures, the answer, and what wasn't checked."""
     console = out()
-    table = Table("check", "", "worst", "limit", "where", box=None, pad_edge=False, header_style="bold")
-    for check in result.checks:
-        mark = "[green]passed[/green]" if check.passed else "[red]FAILED[/red]"
-        table.add_row(check.name, mark, *_numbers(check), _plain(check.where))
-    console.print(table)
-    for check in result.checks:
-        if check.note:
-            console.print(f"  {check.name}: {check.note}", markup=False)
-    figures = result.figures
-    if "bytes_read" in figures:
-        images = f" and {figures['images']} images" if "images" in figures else ""
-        console.print(
-            f"{figures['ranks']} ranks ran {figures['tokens']} tokens{images} on {figures['device']} in "
-            f"{figures['seconds']:.1f} s; {size(figures['bytes_read'])} of shards read, "
-            f"{figures['seconds_waited']:.1f} s waited for them",
-            markup=False,
-        )
+    console.print(verdict(result), style="bold green" if result.passed else "bold red", markup=False)
+    _checks(console, result)
+    _figures(console, result)
     if result.generated:
         console.print(f"generated: {', '.join(map(str, result.generated))}", markup=False)
     if result.text is not None:
@@ -39,13 +28,41 @@ def show_run(result: RunResult) -> None:
     console.print("Not checked:")
     for sentence in result.not_checked:
         console.print(f"  - {sentence}", markup=False)
-    console.print("passed" if result.passed else "FAILED", style="bold green" if result.passed else "bold red")
+
+
+def _checks(console: Console, result: RunResult) -> None:
+    table = Table("check", "", "worst", "limit", "where", box=None, pad_edge=False, header_style="bold")
+    for check in result.checks:
+        mark = "[green]passed[/green]" if check.passed else "[red]FAILED[/red]"
+        table.add_row(check.name, mark, *_numbers(check), escape(check.where))
+    console.print(table)
+    for check in result.checks:
+        if check.note:
+            console.print(f"  {check.name}: {check.note}", markup=False)
+
+
+def _figures(console: Console, result: RunResult) -> None:
+    figures = result.figures
+    if "bytes_read" not in figures:
+        return
+    images = f" and {figures['images']} images" if "images" in figures else ""
+    console.print(
+        f"{figures['ranks']} ranks ran {figures['tokens']} tokens{images} on {figures['device']} in "
+        f"{figures['seconds']:.1f} s; {size(figures['bytes_read'])} of shards read, "
+        f"{figures['seconds_waited']:.1f} s waited for them",
+        markup=False,
+    )
+    words = (
+        f"a rank computed for {figures['seconds_computing']:.1f} s and compared for "
+        f"{figures['seconds_comparing']:.1f} s; at most {size(figures['peak_memory'])} of memory"
+    )
+    if "first_token_seconds" in figures:
+        words += f"; first token after {figures['first_token_seconds']:.2f} s"
+    if figures.get("tokens_per_second"):
+        words += f", {figures['token_seconds']:.3f} s a token ({figures['tokens_per_second']:.1f} tokens/s)"
+    console.print(words, markup=False)
 
 
 def _numbers(check: Check) -> tuple[str, str]:
     worst = "nan" if check.worst is None else f"{check.worst:.3g}"
     return worst, f"{check.limit:g}"
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")

@@ -50,6 +50,10 @@ class RunOptions:
     cache: KvOptions = field(default_factory=KvOptions)
     compute: str = "float32"
     logits_out: Path | None = None
+    html: Path | None = None
+    """Where to write the report as a page, ..."""
+    junit: Path | None = None
+    """... and as JUnit XML."""
     backend: str | None = None
     vision: str = VISION[0]
     """Whether every tp rank looks at all images, or each at some."""
@@ -91,14 +95,8 @@ def open_request(options: RunOptions) -> Request:
         raise RuntimeFault(f"--compute {options.compute} isn't known; known are {', '.join(COMPUTE)}")
     if options.max_new_tokens is not None and options.max_new_tokens < 0:
         raise RuntimeFault(f"--max-new-tokens is {options.max_new_tokens}; it can't be negative")
-    if options.logits_out is not None:
-        folder = options.logits_out.absolute().parent
-        if not os.access(folder, os.W_OK):
-            raise OutputError(
-                f"--logits-out {options.logits_out.name}: the folder {folder} isn't there or can't be written"
-            )
-        if options.logits_out.resolve().is_relative_to(options.out.resolve()):
-            raise OutputError(f"--logits-out {options.logits_out} lies in the output {options.out}, which is only read")
+    for word in ("logits_out", "html", "junit"):
+        check_writable(f"--{word.replace('_', '-')}", getattr(options, word), options.out)
     options.cache.check()
     _check_sources(options)
     opened = open_output(options.out)
@@ -140,6 +138,17 @@ def _prompts(options: RunOptions, tokenizer: Tokenizer | None) -> list[list[int]
     if options.prompts is None or tokenizer is None:
         return []
     return [tokenizer.encode(line) for line in read_prompts(options.prompts)]
+
+
+def check_writable(option: str, path: Path | None, out: Path) -> None:
+    """Raise OutputError where the file that an option names can't be written, or lies in the output that is read."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"{option} {path.name}: the folder {folder} isn't there or can't be written")
+    if path.resolve().is_relative_to(out.resolve()):
+        raise OutputError(f"{option} {path} lies in the output {out}, which is only read")
 
 
 def _tokenizer(opened: Opened, needed: bool) -> Tokenizer | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from converter.backward.gather import Shards
 from converter.check import CheckResult, check
 from runtime.answers import Wanted
 from runtime.checking.checks import Check
-from runtime.checking.figures import LayerFigures
 from runtime.checking.handed import reference_dtype
 from runtime.checking.precision import judge_precision
 from runtime.checking.rebuilt import Rebuilt
@@ -25,9 +24,10 @@ from runtime.comm.distributed import DistributedComm, init
 from runtime.launch import agree, one_rank_a_process, room, run_ranks, tower_loader
 from runtime.loading.loader import Loader, LoadOptions
 from runtime.request import COMPUTE, Request, RunOptions, open_request
+from runtime.result import AnswerFound, RunResult
 from runtime.session import Job, Outcome
 from runtime.text import end_tokens
-from runtime.timeline import Span, summed
+from runtime.timeline import summed
 from runtime.verdict import Ran, checks_of, not_checked
 from shard_plans.checkpoints.checkpoint import open_checkpoint
 from shard_plans.documents.conversions import Tally
@@ -35,47 +35,6 @@ from shard_plans.documents.manifest import ROOT, read_shard_manifest
 from shard_plans.errors import CheckpointError, ManifestError, OutputError, RuntimeFault
 from shard_plans.families.binding import bind
 from shard_plans.placement.precision import in_precision
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerFound:
-    """What was generated behind one prompt."""
-
-    input_ids: tuple[int, ...]
-    generated: tuple[int, ...]
-    text: str | None
-    """The same as text where the checkpoint carries a tokenizer."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """What the command found; whole on rank 0, the others know whether it passed."""
-
-    passed: bool
-    checks: tuple[Check, ...] = ()
-    generated: tuple[int, ...] = ()
-    text: str | None = None
-    answers: tuple[AnswerFound, ...] = ()
-    """To a file of prompts; `generated` and `text` are the answer to a single one."""
-    not_checked: tuple[str, ...] = ()
-    """What this run says nothing about, in sentences."""
-    layers: tuple[LayerFigures, ...] = ()
-    """What was measured of each layer."""
-    timeline: tuple[Span, ...] = ()
-    """When each rank ran each section of its first pass."""
-    figures: dict[str, Any] = field(default_factory=dict)
-    """input_ids, tokens, images, ranks, device, seconds, bytes_read, seconds_waited, kv_cache_bytes."""
-    reports: bool = True
-    """This process is the one that prints."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The result as JSON has it."""
-        return {
-            "passed": self.passed, "checks": [check.as_dict() for check in self.checks],
-            "generated": list(self.generated), "text": self.text, "answers": [asdict(each) for each in self.answers],
-            "not_checked": list(self.not_checked), "layers": [layer.as_dict() for layer in self.layers],
-            "timeline": [span.as_list() for span in self.timeline], **self.figures,
-        }  # fmt: skip
 
 
 def verify_and_run(options: RunOptions) -> RunResult:
@@ -121,7 +80,8 @@ def _run(request: Request, stack: ExitStack, comm: DistributedComm | None, began
     fault: ManifestError | RuntimeFault | None = None
     reports = here
     figures: dict[str, Any] = {"input_ids": request.ids, "tokens": len(request.ids)}
-    figures |= {"ranks": opened.plan.grid.world, "device": str(device)}
+    figures |= {"ranks": opened.plan.grid.world, "device": str(device), "compute": options.compute}
+    figures |= {"family": opened.model.family, "parallel": asdict(opened.plan.grid)}
     if request.images is not None:
         figures["images"] = len(request.images.grids)
     try:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from os import PathLike, fspath
 from pathlib import Path
 
 from runtime.blocks.pages import BLOCK
+from runtime.junit import junit as junit_text
+from runtime.junit import junit_error
 from runtime.kv_options import KvOptions
-from runtime.request import VISION, RunOptions, silent
-from runtime.run import RunResult
+from runtime.report_html.page import make_page
+from runtime.request import VISION, RunOptions, check_writable, silent
+from runtime.result import RunResult
 from runtime.run import verify_and_run as run
 from shard_plans.console import ShowProgress
+from shard_plans.errors import OutputError, ReshardError
+from shard_plans.written import write_whole
 
 AnyPath = str | PathLike[str]
 
@@ -34,23 +41,41 @@ def verify_and_run(
     vision: str = VISION[0],
     compute: str = "float32",
     logits_out: AnyPath | None = None,
+    html: AnyPath | None = None,
+    junit: AnyPath | None = None,
     progress: ShowProgress = silent,
 ) -> RunResult:
     """Load an output, run its sharded forward pass, compare it with the `reference` checkpoint, and generate.
 
     `input_ids`: the ids themselves, `1,2,3`, or a safetensors file; `prompts`: a file, one a line; `kv_cache`: fp32,
     bf16, fp8, int8, by default as computed; the rest as the command's options (docs/cli.md). Raises ReshardError for
-    what can't be run as asked; what was run and found wrong is in the result's checks.
+    what can't be run as asked, and leaves an error in the `junit` file; what was run and found wrong is in the result's
+    checks.
     """
     if input_ids is None or isinstance(input_ids, (str, PathLike)):
         ids = fspath(input_ids) if input_ids is not None else None
     else:
         ids = ",".join(map(str, input_ids))
     options = RunOptions(
-        out=Path(out), reference=Path(reference) if reference is not None else None, device=device, prompt=prompt,
-        input_ids=ids, prompts=Path(prompts) if prompts is not None else None, context=context,
-        max_new_tokens=max_new_tokens, cache=KvOptions(kv_cache, kv_block, kv_blocks, prefill_chunk), compute=compute,
-        logits_out=Path(logits_out) if logits_out is not None else None, backend=backend, vision=vision,
-        progress=progress,
+        out=Path(out), reference=_path(reference), device=device, prompt=prompt, input_ids=ids, prompts=_path(prompts),
+        context=context, max_new_tokens=max_new_tokens, compute=compute,
+        cache=KvOptions(kv_cache, kv_block, kv_blocks, prefill_chunk), logits_out=_path(logits_out), html=_path(html),
+        junit=_path(junit), backend=backend, vision=vision, progress=progress,
     )  # fmt: skip
-    return run(options)
+    try:
+        result = run(options)
+    except ReshardError as fault:
+        if options.junit is not None and os.environ.get("RANK", "0") == "0":
+            with suppress(OutputError):  # the fault itself is what to tell
+                check_writable("--junit", options.junit, options.out)
+                write_whole(options.junit, junit_error(type(fault).__name__, str(fault)))
+        raise
+    if result.reports and options.junit is not None:
+        write_whole(options.junit, junit_text(result))
+    if result.reports and options.html is not None:
+        write_whole(options.html, make_page(result))
+    return result
+
+
+def _path(given: AnyPath | None) -> Path | None:
+    return None if given is None else Path(given)

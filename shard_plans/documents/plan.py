@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 from shard_plans.documents.digests import canonical_digest
 from shard_plans.documents.plan_schema import LARGEST_SIZE, PLAN_SCHEMA
 from shard_plans.documents.yaml_text import Lines, check_schema, dump_yaml, load_yaml
-from shard_plans.errors import OutputError, PlanError
+from shard_plans.errors import PlanError
 from shard_plans.families.weights import check_weights
 from shard_plans.memory.card import named_card
 from shard_plans.memory.cluster import Cluster
@@ -20,6 +18,7 @@ from shard_plans.memory.ledger import LedgerRow, fits, format_ledger
 from shard_plans.memory.workload import Workload as Workload
 from shard_plans.placement.experts import ExpertPlacement, Slots, contiguous, format_ids, parse_ids
 from shard_plans.placement.grid import Grid, make_grid
+from shard_plans.written import write_whole
 
 VERSION = 1
 NATIVE = "reshard"
@@ -218,17 +217,7 @@ def _expert_lines(plan: Plan) -> Iterable[str]:
 
 def write_plan(plan: Plan, path: Path) -> None:
     """Write the plan document, whole or not at all; OutputError where that isn't possible."""
-    partial = path.parent / f"{path.name}.partial"
-    try:
-        partial.unlink(missing_ok=True)
-        with partial.open("x", encoding="utf-8") as file:  # a new file: a link that waits there isn't followed
-            file.write(format_plan(plan))
-        os.replace(partial, path)
-    except (OSError, ValueError) as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise OutputError(f"plan {path} can't be written: {reason}") from error
+    write_whole(path, format_plan(plan), "plan")
 
 
 def plan_digest(plan: Plan) -> str:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-from contextlib import suppress
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from shard_plans.errors import OutputError
 from shard_plans.families.binding import Binding
 from shard_plans.report_html.data import page_data
 from shard_plans.search.found import Found
+from shard_plans.written import write_whole
 
 TEMPLATE = Path(__file__).parent / "template"
 SCRIPTS = ("common.js", "bars.js", "curves.js", "experts.js", "operators.js", "search.js")
@@ -20,30 +19,27 @@ SCRIPTS = ("common.js", "bars.js", "curves.js", "experts.js", "operators.js", "s
 
 def write_page(binding: Binding, found: Found, path: Path) -> None:
     """Write the report to `path`, whole or not at all; OutputError where that isn't possible."""
-    text = make_page(page_data(binding, found))
-    partial = path.parent / f"{path.name}.partial"
-    try:
-        partial.unlink(missing_ok=True)
-        with partial.open("x", encoding="utf-8") as file:  # a new file: a link that waits there isn't followed
-            file.write(text)
-        os.replace(partial, path)
-    except (OSError, ValueError) as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise OutputError(f"report {path} can't be written: {reason}") from error
+    write_whole(path, make_page(page_data(binding, found)))
 
 
 def make_page(data: dict[str, Any]) -> str:
-    """The page's text. Names in the data are a stranger's: none of them can end a script or become markup."""
-    scripts = "\n".join((TEMPLATE / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    """The page's text."""
+    title = f"{data['model']['family']} on {data['parallel']['world']} cards"
+    return fill_page(TEMPLATE / "page.html", [TEMPLATE / name for name in SCRIPTS], title, data)
+
+
+def fill_page(template: Path, scripts: Sequence[Path], title: str, data: dict[str, Any]) -> str:
+    """A page of the `template`, with the style of all pages, the `scripts` one behind the other, and the data.
+
+    Names in the data are a stranger's: none of them can end a script or become markup.
+    """
     inside = {
         "STYLE": (TEMPLATE / "style.css").read_text(encoding="utf-8"),
-        "TITLE": escape(f"{data['model']['family']} on {data['parallel']['world']} cards"),
-        "SCRIPT": scripts,
+        "TITLE": escape(title),
+        "SCRIPT": "\n".join(path.read_text(encoding="utf-8") for path in scripts),
         "DATA": script_safe(data),
     }
-    page = (TEMPLATE / "page.html").read_text(encoding="utf-8")
+    page = template.read_text(encoding="utf-8")
     parts = page.split("@@")  # @@NAME@@: every second part is a name; what is put in isn't looked through again
     return "".join(inside[part] if number % 2 else part for number, part in enumerate(parts))
 

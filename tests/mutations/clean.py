@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.request import RunOptions
-from runtime.run import RunResult, verify_and_run
+from runtime.result import RunResult
+from runtime.run import verify_and_run
 from shard_plans.errors import GridError, PlanError
 from tests.mutations.models import make
 from tests.mutations.run import prompt

@@ -16,7 +16,8 @@ from runtime.checking.reference import Reference
 from runtime.generate import chunks
 from runtime.kv_options import KvOptions
 from runtime.request import RunOptions, open_request
-from runtime.run import AnswerFound, RunResult, verify_and_run
+from runtime.result import AnswerFound, RunResult
+from runtime.run import verify_and_run
 from shard_plans.checkpoints.checkpoint import open_checkpoint
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.binding import bind

@@ -11,7 +11,8 @@ import pytest
 from converter.verbs import convert
 from runtime.checking import precision
 from runtime.request import RunOptions
-from runtime.run import RunResult, verify_and_run
+from runtime.result import RunResult
+from runtime.run import verify_and_run
 from tests.conftest import MakeCheckpoint
 from tests.tools import tamper
 

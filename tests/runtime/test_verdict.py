@@ -14,7 +14,8 @@ from runtime.checking.checks import AIM
 from runtime.checking.probes import Recorder
 from runtime.checking.reference import Record, Reference
 from runtime.request import RunOptions
-from runtime.run import RunResult, verify_and_run
+from runtime.result import RunResult
+from runtime.run import verify_and_run
 from tests.conftest import MakeCheckpoint
 from tests.tools import tamper
 from tests.tools.cli import RunCli

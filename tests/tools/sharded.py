@@ -22,7 +22,7 @@ from runtime.comm.virtual import VirtualWorld
 from runtime.loading.loader import Loader, LoadOptions
 from runtime.opened import open_output
 from runtime.passes import RankRun, forward_pass
-from runtime.run import RunResult
+from runtime.result import RunResult
 from shard_plans.families.model import Layer, Model
 
 CPU = torch.device("cpu")

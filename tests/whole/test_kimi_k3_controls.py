@@ -26,7 +26,8 @@ from runtime.blocks.router import Routing, route
 from runtime.blocks.weights import LayerWeights, Readings, Stored, dense, take
 from runtime.opened import Opened, open_output
 from runtime.request import RunOptions
-from runtime.run import RunResult, verify_and_run
+from runtime.result import RunResult
+from runtime.run import verify_and_run
 from tests.mutations.code import replace_in_layer
 from tests.tools import tamper
 from tests.tools.kimi import TINY

@@ -1,0 +1,1 @@
+"""The result of verify-and-run as one HTML page that opens offline."""

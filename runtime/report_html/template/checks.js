@@ -1,0 +1,29 @@
+// The verdict, the checks, what wasn't checked, the figures, and the answers.
+const precise = (value) => (value === null || value === undefined ? "not a number" : value === 0 ? "0" : Number(value.toPrecision(4)).toString());
+{
+  const verdict = document.getElementById("verdict");
+  verdict.className = report.passed ? "yes" : "no";
+  verdict.textContent = report.verdict;
+  const sizes = Object.entries(report.parallel || {}).map(([axis, size]) => `${axis} ${size}`).join(", ");
+  put("summary", report.tokens ? `${number(report.tokens)} tokens on ${report.device} in ${report.compute}${sizes ? `; ${sizes}` : ""}.` : "");
+
+  const rows = report.checks.map((check) => [check.name,
+    make("span", { class: check.passed ? "yes" : "no" }, check.passed ? "passed" : "FAILED"),
+    precise(check.worst), `${check.bound === "most" ? "\u2264" : "\u2265"} ${check.limit}`, check.where, check.note]);
+  put("checks", table([["check"], ["result"], ["worst", true], ["passes", true], ["where"], ["what is measured"]], rows));
+  put("unchecked", ...report.not_checked.map((sentence) => make("li", {}, sentence)));
+
+  const shown = [
+    ["time to first token", report.first_token_seconds, seconds], ["time per token", report.token_seconds, seconds],
+    ["tokens a second", report.tokens_per_second, (value) => value.toPrecision(3)],
+    ["peak of memory", report.peak_memory, bytes], ["shards read", report.bytes_read, bytes],
+    ["loading speed", report.load_bytes_per_second, (value) => `${bytes(value)}/s`],
+    ["waited for weights", report.seconds_waited, seconds], ["a rank computed", report.seconds_computing, seconds],
+    ["a rank compared", report.seconds_comparing, seconds], ["whole run", report.seconds, seconds],
+  ].filter(([, value]) => value !== null && value !== undefined);
+  put("figures", ...shown.map(([name, value, words]) => make("div", {}, make("dt", {}, name), make("dd", {}, words(value)))));
+
+  const answers = report.answers.length ? report.answers : report.generated.length ? [report] : [];
+  if (!answers.length) document.getElementById("answers-section").hidden = true;
+  else put("answers", ...answers.map((answer) => make("li", {}, answer.text === null ? answer.generated.join(", ") : answer.text)));
+}
