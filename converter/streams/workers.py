@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -17,6 +17,17 @@ INTERVAL = 0.1
 """Seconds between calls of a progress callback."""
 TURN = 0.0002
 """Seconds that a thread may compute while others wait for their turn: a disk would wait too for the usual 0.005."""
+
+
+@contextmanager
+def short_turns() -> Iterator[None]:
+    """Threads that compute in Python give way sooner, so that those that read and write needn't wait for them."""
+    turn = sys.getswitchinterval()
+    sys.setswitchinterval(min(turn, TURN))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(turn)
 
 
 class Meter:
@@ -72,21 +83,18 @@ def run_all(
             stop.set()
 
     threads: list[threading.Thread] = []
-    turn = sys.getswitchinterval()
-    try:
-        sys.setswitchinterval(min(turn, TURN))
-        for number in range(max(1, workers)):
-            thread = threading.Thread(target=main, name=f"reshard-{number}")
-            thread.start()
-            threads.append(thread)
-        for thread in threads:
-            thread.join()
-    except BaseException:
-        stop.set()
-        for thread in threads:
-            thread.join()
-        raise
-    finally:
-        sys.setswitchinterval(turn)
+    with short_turns():
+        try:
+            for number in range(max(1, workers)):
+                thread = threading.Thread(target=main, name=f"reshard-{number}")
+                thread.start()
+                threads.append(thread)
+            for thread in threads:
+                thread.join()
+        except BaseException:
+            stop.set()
+            for thread in threads:
+                thread.join()
+            raise
     if faults:
         raise faults[0]

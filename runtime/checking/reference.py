@@ -1,15 +1,17 @@
 """The unsharded forward pass of the checkpoint, streamed a layer at a time: what the shards are measured against.
 
-It reads stored names through the family table and unfused roles, so it shares no byte-moving code with the converter;
-it does share the table and the layer arithmetic with the sharded run.
+It reads stored names through the family table and unfused roles (stored.py), so it shares no byte-moving code with the
+converter; it does share the table and the layer arithmetic with the sharded run.
 """
 
 from __future__ import annotations
 
-import os
+import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import TracebackType
 
 import torch
@@ -22,12 +24,10 @@ from runtime.blocks.places import beside_images
 from runtime.blocks.weights import LayerWeights, Stored
 from runtime.checking.probes import Recorder
 from runtime.checking.rebuilt import Rebuilt
-from runtime.loading.reading import as_stored, empty_bytes, fill, open_file
-from shard_plans.checkpoints.checkpoint import Checkpoint
-from shard_plans.errors import CheckpointError, RuntimeFault
+from runtime.checking.stored import StoredWeights
+from shard_plans.errors import RuntimeFault
 from shard_plans.families.binding import Binding
 from shard_plans.families.model import Layer
-from shard_plans.families.parameter import Parameter, Part
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,63 +47,8 @@ class Record:
     """What each operator made of all tokens, by the words of Probe.saw."""
 
 
-class StoredWeights:
-    """Reads parameters of a bound checkpoint by their byte ranges."""
-
-    def __init__(self, binding: Binding, rebuilt: Rebuilt | None = None) -> None:
-        """`rebuilt` reads what isn't stored in the binding's precision."""
-        self._rebuilt = rebuilt
-        self._checkpoint: Checkpoint = binding.checkpoint
-        self._handles: dict[int, int] = {}
-        self._layers: dict[int | str, list[Parameter]] = {}
-        self.bytes_read = 0
-        for parameter in binding.parameters:
-            place = parameter.stage if parameter.layer is None else parameter.layer
-            self._layers.setdefault(place, []).append(parameter)
-
-    def section(self, place: int | str, device: torch.device, roles: Iterable[str] | None = None) -> LayerWeights:
-        """Parameters of a layer, or of `first`, `vision` or `last`, by role (`roles`: only these), on `device`."""
-        weights: dict[str, Stored | tuple[Stored, ...]] = {}
-        for parameter in self._layers.get(place, ()):
-            if roles is None or parameter.role in roles:
-                read = self._part if self._rebuilt is None or parameter.source is None else self._rebuilt.part
-                parts = {part.kind: read(part, parameter.per_expert).to(device) for part in parameter.parts}
-                format = None if parameter.format is None else parameter.format.name
-                number = "" if parameter.number is None else f".{parameter.number}"
-                role = parameter.role.replace(".", f"{number}.", 1)  # vision.qkv of block 3: vision.3.qkv
-                weights[role] = Stored(
-                    parts["values"], parts.get("scale"), format, parameter.block, parts.get("global_scale")
-                )
-        return weights
-
-    def _part(self, part: Part, stacked: bool) -> Tensor:
-        """One stored tensor, or all experts' stacked along a new first dimension."""
-        checkpoint = self._checkpoint
-        sizes = [int(checkpoint.sizes[number]) for number in part.tensors]
-        flat, view = empty_bytes(sum(sizes))
-        at = 0
-        for number, size in zip(part.tensors.tolist(), sizes, strict=True):
-            file = int(checkpoint.file_numbers[number])
-            path = checkpoint.folder / checkpoint.files[file].name
-            if file not in self._handles:
-                self._handles[file] = open_file(path, CheckpointError)
-            fill(self._handles[file], path, int(checkpoint.starts[number]), view[at : at + size], CheckpointError)
-            at += size
-        self.bytes_read += at
-        stacks = (len(sizes),) if stacked else ()
-        return as_stored(flat, part.dtype, (*stacks, *part.shape))[tuple(map(slice, (*stacks, *part.used)))]
-
-    def close(self) -> None:
-        """Close every file."""
-        for handle in self._handles.values():
-            os.close(handle)
-        self._handles = {}
-        if self._rebuilt is not None:
-            self._rebuilt.close()
-
-
 class Reference:
-    """The reference's forward pass over one list of ids, taken layer by layer, one layer in memory at a time."""
+    """The reference's forward pass over one list of ids, taken layer by layer: one is run while the next is read."""
 
     def __init__(
         self, binding: Binding, compute: torch.dtype, device: torch.device, rebuilt: Rebuilt | None = None
@@ -115,10 +60,22 @@ class Reference:
         forward.check_model(binding.model)
         self.context: RankContext = forward.single_rank(binding.model, compute, device)
         self._weights = StoredWeights(binding, rebuilt)
+        self._pool = ThreadPoolExecutor(1, "reference")
+        self._coming: tuple[int | str, Future[LayerWeights]] | None = None
+        self._order: dict[int | str, int | str] = dict(
+            pairwise(["vision", "first", *(layer.index for layer in binding.model.forward_layers), "last"])
+        )
+        self.seconds_waited = 0.0
+        """What was spent waiting for weights."""
         self._left = deque(binding.model.forward_layers)
         self._x: Tensor | None = None
         self._positions: Tensor | None = None
         self._beside = Beside()
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest layer, or what else is read at a time."""
+        return self._weights.largest
 
     @property
     def bytes_read(self) -> int:
@@ -133,9 +90,9 @@ class Reference:
         self._positions = torch.arange(len(ids), device=device)
         self._beside = beside_images(self.context.model, ids, images)
         with torch.no_grad():
-            tower = {} if images is None else self._weights.section("vision", device)
+            tower = {} if images is None else self._section("vision")
             seen = None if images is None else towers.see(self.context, tower, images, ids, self._beside)
-            self._x = forward.embed(self.context, self._weights.section("first", device), ids, seen)
+            self._x = forward.embed(self.context, self._section("first"), ids, seen)
         return self._x
 
     @property
@@ -159,19 +116,34 @@ class Reference:
 
     def weights(self, layer: int) -> LayerWeights:
         """Of one layer, on the device."""
-        return self._weights.section(layer, self.context.device)
+        return self._section(layer)
 
     def logits(self) -> Tensor:
         """[tokens, vocabulary]; layers that weren't asked for are run first."""
         while self._left:
             self.next_layer()
         x, _ = self._started()
-        device = self.context.device
-        weights: Mapping[str, Stored | tuple[Stored, ...]] = self._weights.section("last", device)
+        weights: Mapping[str, Stored | tuple[Stored, ...]] = self._section("last")
         if "head" not in weights:
-            weights = {**weights, **self._weights.section("first", device, ("embed",))}
+            weights = {**weights, "embed": self._section("first")["embed"]}
         with torch.no_grad():
             return forward.logits(self.context, weights, x)
+
+    def _section(self, place: int | str) -> LayerWeights:
+        """Parameters of a layer, or of `first`, `vision` or `last`; what comes behind it is read from now on."""
+        began = time.monotonic()
+        coming, self._coming = self._coming, None
+        job = coming[1] if coming is not None and coming[0] == place else self._begin(place)
+        del coming
+        weights = job.result()
+        self.seconds_waited += time.monotonic() - began
+        following = self._order.get(place)
+        if following is not None:
+            self._coming = following, self._begin(following)
+        return weights
+
+    def _begin(self, place: int | str) -> Future[LayerWeights]:
+        return self._pool.submit(self._weights.section, place, self.context.device)
 
     def _started(self) -> tuple[Tensor, Tensor]:
         if self._x is None or self._positions is None:
@@ -180,6 +152,8 @@ class Reference:
 
     def close(self) -> None:
         """Close the checkpoint's files."""
+        self._pool.shutdown(cancel_futures=True)
+        self._coming = None
         self._weights.close()
 
     def __enter__(self) -> Reference:

@@ -6,12 +6,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from converter.streams.workers import short_turns
 from runtime.comm.devices import SideStream
 from runtime.loading.fetch import Fetcher
 from runtime.loading.ports import DevicePort, HostPort, empty_on
@@ -74,6 +76,8 @@ class Batches:
         self.bytes_read = 0
         self.seconds = 0.0
         """How long at least one thread was loading."""
+        self._turns = ExitStack()
+        self._turns.enter_context(short_turns())
         self._threads = [
             threading.Thread(target=self._work, name=f"loader-{number}", daemon=True)
             for number in range(max(1, options.threads))
@@ -161,5 +165,7 @@ class Batches:
             self._state.notify_all()
         for thread in self._threads:
             thread.join()
+        self._turns.close()
+        self._slabs.close()
         self._queue.clear()
         self._waiting.clear()

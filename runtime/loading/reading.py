@@ -1,17 +1,15 @@
-"""Byte ranges of files -> tensors that own their memory."""
+"""Bytes of a file as tensors."""
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from shard_plans.checkpoints.regular import open_regular
-from shard_plans.documents.digests import CHUNK
 from shard_plans.errors import ReshardError, RuntimeFault
 
 TORCH_DTYPES = {
@@ -30,12 +28,6 @@ def torch_dtype(word: str) -> torch.dtype:
     return found
 
 
-def empty_bytes(count: int) -> tuple[Tensor, memoryview]:
-    """New memory of `count` bytes, as a tensor and as the view to fill it by."""
-    flat = torch.empty(count, dtype=torch.uint8)
-    return flat, memoryview(flat.numpy())  # type: ignore[arg-type]  # numpy < 2 has no typed buffer
-
-
 def as_stored(flat: Tensor, dtype: str, shape: Sequence[int]) -> Tensor:
     """The bytes `flat` as a tensor of safetensors' type `dtype`; same memory."""
     kind = torch_dtype(dtype)
@@ -51,29 +43,3 @@ def open_file(path: Path, error: type[ReshardError]) -> int:
         return open_regular(path)
     except OSError as fault:
         raise error(f"{path} can't be opened: {fault.strerror}") from fault
-
-
-def fill(
-    handle: int, path: Path, offset: int, view: memoryview, error: type[ReshardError],
-    seen: Callable[[int, memoryview], None] | None = None,
-) -> None:  # fmt: skip
-    """Fill `view` with the bytes of the open file from `offset`, a chunk at a time; `seen(number, chunk)` after each.
-
-    The chunk is still in the processor's cache then, which makes hashing it cheap. Raises `error` where the file ends.
-    """
-    for start in range(0, len(view), CHUNK):
-        chunk = view[start : start + CHUNK]
-        done = 0
-        while done < len(chunk):
-            try:
-                got = os.preadv(handle, [chunk[done:]], offset + start + done)
-            except OSError as fault:
-                raise error(f"{path} can't be read at byte {offset + start + done}: {fault.strerror}") from fault
-            if got == 0:
-                raise error(
-                    f"{path} ends at byte {offset + start + done}, but its tensors go on to {offset + len(view)}: "
-                    "it is truncated; convert or copy it again"
-                )
-            done += got
-        if seen is not None:
-            seen(start // CHUNK, chunk)

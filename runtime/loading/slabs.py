@@ -55,12 +55,19 @@ class Slabs:
         weakref.finalize(whole, self._back, found).atexit = False
         return torch.from_numpy(whole)
 
+    def close(self) -> None:
+        """Give free pieces back to the system, and others when they come back."""
+        self.limit = 0
+        self._free.clear()
+        self._gone.clear()
+
     def _make_room(self, need: int) -> None:
         """Give free pieces back to the system, the oldest first, until `need` bytes fit beside the others."""
         while self._free and self.used + sum(map(len, self._free)) + need > self.limit:
             del self._free[0]
 
     def _back(self, piece: Bytes) -> None:
-        self._gone.append(piece)
+        if self.limit:
+            self._gone.append(piece)
         with self._changed:
             self._changed.notify_all()

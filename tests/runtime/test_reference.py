@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from runtime.blocks.weights import Stored
-from runtime.checking.reference import Reference, StoredWeights
+from runtime.checking.reference import Reference
+from runtime.checking.stored import StoredWeights
 from shard_plans.checkpoints.checkpoint import open_checkpoint
 from shard_plans.errors import CheckpointError, RuntimeFault
 from shard_plans.families.binding import Binding, bind
@@ -66,7 +67,7 @@ def test_can_begin_again(tiny: MakeCheckpoint) -> None:
         assert reference.next_layer().out.equal(first)
 
 
-def test_reads_bytes_into_memory_of_its_own(tiny: MakeCheckpoint) -> None:
+def test_what_was_read_does_not_change(tiny: MakeCheckpoint) -> None:
     binding = open_binding(tiny("qwen3_moe_fp8"))
     weights = StoredWeights(binding)
     first = weights.section(0, CPU)["experts.gate"]
@@ -74,9 +75,9 @@ def test_reads_bytes_into_memory_of_its_own(tiny: MakeCheckpoint) -> None:
     assert first.values.shape == (16, 32, 64)
     assert first.scale is not None
     assert first.scale.shape == (16, 2, 4)
-    assert first.values.untyped_storage().nbytes() == first.values.nbytes
     kept = first.values.view(torch.uint8).clone()
-    weights.section(1, CPU)
+    for layer in (1, 2, 1):
+        weights.section(layer, CPU)
     assert first.values.view(torch.uint8).equal(kept)
     weights.close()
 

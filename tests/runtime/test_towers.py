@@ -16,7 +16,7 @@ from runtime.blocks.context import RankContext, single_rank
 from runtime.blocks.dealt_images import deal
 from runtime.blocks.images import Grid3, Images, read_tower
 from runtime.blocks.places import beside_images, find_places, shift
-from runtime.checking.reference import StoredWeights
+from runtime.checking.stored import StoredWeights
 from runtime.comm.comm import Comm
 from runtime.comm.virtual import VirtualWorld
 from shard_plans.errors import RuntimeFault
