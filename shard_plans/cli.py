@@ -12,6 +12,7 @@ import click
 from shard_plans.console import emit, remark
 from shard_plans.documents.plan import write_plan
 from shard_plans.launch.launch import launch_json, launches, show_launch
+from shard_plans.layouts.loaders import refused_by
 from shard_plans.memory.cluster import parse_cluster
 from shard_plans.options import SIZES, Verb, contradictions, family_option, json_option, sizes_options
 from shard_plans.report import show_inspection, show_plan
@@ -85,7 +86,10 @@ def plan_memory_command(
         show_lines(by, lines)
         show_found(found, explain)
         show_launch(starts)
-    sys.exit(0 if found.plan.fits else 1)
+    refusal = None if plan is not None or found.plan.weights else refused_by(options["engine"], found.loaders)
+    if refusal is not None:
+        remark(f"reshard plan-memory: {options['engine']} can't load this plan: {refusal}")
+    sys.exit(0 if found.plan.fits and refusal is None else 1)
 
 
 @click.command("inspect", cls=Verb)

@@ -45,6 +45,12 @@ class PlanError(ReshardError):
     """A plan document is malformed, or belongs to another checkpoint."""
 
 
+class EngineRefuses(PlanError):
+    """No plan of those asked for is one that the engine can carry out."""
+
+    exit_code = 1
+
+
 class ClusterError(ReshardError):
     """A cluster or card isn't described well enough to plan for it."""
 

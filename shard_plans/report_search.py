@@ -11,6 +11,8 @@ from rich.table import Table
 
 from shard_plans.console import out, show_figures, size
 from shard_plans.cost.prediction import Prediction
+from shard_plans.documents.plan import NATIVE
+from shard_plans.layouts.loaders import Loader
 from shard_plans.placement.grid import Grid
 from shard_plans.report import plan_json
 from shard_plans.search.found import Found, Rejected
@@ -40,6 +42,7 @@ def found_json(found: Found) -> dict[str, Any]:
         "rejected": [asdict(group) for group in found.rejected],
         "remedies": [asdict(remedy) for remedy in found.remedies],
         "experts": found.dealt and {"redundant": found.dealt.extra, "imbalance": found.dealt.imbalance},
+        "loaders": [asdict(loader) for loader in found.loaders],
         "assumptions": list(found.assumptions),
     }
 
@@ -62,6 +65,8 @@ def show_found(found: Found, explain: bool = False) -> None:
         console.print("what would fit, or not:")
         for remedy in found.remedies:
             console.print(f"  {remedy.kind}: {remedy.text}", markup=False)
+    if found.loaders:
+        _show_loaders(console, found.loaders)
     if explain and found.assumptions:
         console.print("the prediction assumes:")
         for line in found.assumptions:
@@ -110,6 +115,15 @@ def _show_rejected(console: Console, groups: Sequence[Rejected], explain: bool) 
     for group in groups:
         table.add_row(str(group.tp), str(group.pp or "any"), str(group.grids), group.detail)
     console.print(table)
+
+
+def _show_loaders(console: Console, loaders: Sequence[Loader]) -> None:
+    """What can load the shards, a line each."""
+    console.print("shards of this plan can be loaded by:")
+    for loader in loaders:
+        how = "" if loader.layout == NATIVE else f" (convert --layout {loader.layout})"
+        why = "yes" if loader.reason is None else f"no: {loader.reason}"
+        console.print(f"  {loader.loader}{how}: {why}", markup=False, highlight=False)
 
 
 def _sizes(grid: Grid) -> dict[str, int]:

@@ -20,6 +20,7 @@ from shard_plans.families.family import load_family, read_family
 from shard_plans.families.weights import check_weights, parse_weights
 from shard_plans.inspect import Inspection
 from shard_plans.inspect import inspect as inspect_path
+from shard_plans.layouts.loaders import find_loaders
 from shard_plans.memory.cluster import parse_cluster
 from shard_plans.memory.count import Lines, stage_lines, with_ledger
 from shard_plans.memory.limits import make_workload
@@ -102,10 +103,11 @@ def find_plan(
     counts = read_load(Path(expert_load), binding) if expert_load is not None else None
     workload = make_workload(binding.model, **load)
     check_held(mtp, binding.source)
-    return explore(
+    found = explore(
         binding, cards, sizes, workload, mtp, strict_blocks, goal, tp_across_nodes, counts, redundant_experts,
         weights=as_weights(weights),
     )  # fmt: skip
+    return replace(found, loaders=find_loaders(binding, found.plan))
 
 
 def itemise(checkpoint: AnyPath | Binding, plan: Plan, by: str, family: AnyPath | None = None) -> tuple[Lines, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shard_plans.documents.plan import Plan
 from shard_plans.errors import RuntimeFault
 from shard_plans.launch.command import one_replica
-from shard_plans.layouts.vllm_experts import expert_reasons
+from shard_plans.layouts.vllm_rules import expert_reasons
 from shard_plans.placement.grid import Coordinate
 
 

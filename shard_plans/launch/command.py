@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from shard_plans.documents.plan import Plan
-from shard_plans.placement.grid import Grid
 
 
 class Shell(str):
@@ -65,11 +64,9 @@ def node_shape(plan: Plan) -> tuple[int, int]:
 
 def one_replica(plan: Plan) -> Plan | None:
     """The plan of one replica where replicas share nothing, so that each can be a server by itself; None otherwise."""
-    grid = plan.grid
-    if grid.dp == 1 or (plan.experts.default and grid.edp % grid.dp) or plan.experts.replicas_differ(grid):
+    alone = plan.grid.one_replica(bool(plan.experts.default))
+    if alone is None or plan.experts.replicas_differ(plan.grid):
         return None
-    etp = grid.etp if plan.experts.default else grid.tp
-    alone = Grid(grid.tp, grid.pp, 1, grid.ep, etp)
     return replace(plan, grid=alone, workload=replace(plan.workload, concurrency=seats(plan)))
 
 

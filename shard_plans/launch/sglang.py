@@ -26,7 +26,7 @@ from shard_plans.launch.command import (
     partition,
     stored_otherwise,
 )  # fmt: skip
-from shard_plans.layouts.vllm_experts import in_order
+from shard_plans.layouts.vllm_rules import in_order
 
 CACHES = {"bf16": "bf16", "fp8": "fp8_e4m3", "fp4": "fp4_e2m1"}
 """Our cache types -> --kv-cache-dtype."""

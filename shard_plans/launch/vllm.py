@@ -25,7 +25,7 @@ from shard_plans.launch.command import (
     seats,
     stored_otherwise,
 )  # fmt: skip
-from shard_plans.layouts.vllm_experts import expert_reasons
+from shard_plans.layouts.vllm_rules import expert_reasons
 
 CACHES = {"bf16": "bfloat16", "fp8": "fp8", "fp8_ds_mla": "fp8_ds_mla", "nvfp4_ds_mla": "nvfp4_ds_mla"}
 """Our cache types -> --kv-cache-dtype."""

@@ -41,7 +41,7 @@ BIASED = 7168
 class DeepSeekMp(Layout):
     """DeepSeek's folders of model-parallel ranks."""
 
-    name = "deepseek-mp"
+    name, engine, loader = "deepseek-mp", "deepseek", "DeepSeek's inference code"
 
     def adapt(self, binding: Binding, plan: Plan) -> Plan:
         """Without the multi-token-prediction layers, which the inference code doesn't read."""

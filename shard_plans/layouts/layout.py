@@ -20,6 +20,10 @@ class Layout(ABC):
 
     name: str
     """As in plans, with the consumer's release behind `@` where that matters."""
+    engine: str
+    """Whose loader reads it: reshard, vllm or deepseek."""
+    loader: str
+    """What loads it, in words."""
 
     computed: frozenset[str] = COMPUTED
     """Roles of buffers that are left out, because the consumer computes them."""

@@ -14,7 +14,7 @@ from shard_plans.placement.shards import Placement
 class Native(Layout):
     """Expresses every plan; verify-and-run reads it."""
 
-    name = NATIVE
+    name, engine, loader = NATIVE, "reshard", "reshard verify-and-run"
     computed = frozenset()  # restore puts every byte back
 
     def adapt(self, binding: Binding, plan: Plan) -> Plan:

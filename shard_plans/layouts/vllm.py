@@ -19,6 +19,7 @@ from shard_plans.families.dims import Share
 from shard_plans.families.parameter import Parameter
 from shard_plans.layouts.keys import KeyMap, key_map
 from shard_plans.layouts.layout import Layout
+from shard_plans.layouts.vllm_rules import VOCABULARY
 from shard_plans.placement.cuts import Cutter
 from shard_plans.placement.experts import contiguous
 from shard_plans.placement.layout import Held, file_order, stack
@@ -26,8 +27,6 @@ from shard_plans.placement.place import check_divides, constants, skipped, stage
 from shard_plans.placement.precision import in_precision
 from shard_plans.placement.shards import Placement, ShardFile, ShardTensor
 
-VOCABULARY = "round 64"
-"""The vocabulary is padded to whole 64 rows, whatever the number of ranks, and then must divide."""
 ATTENTION_SCALES = ("_k_scale", "_v_scale", "_q_scale", "_prob_scale")
 """Of every attention layer; 1 where the checkpoint has none."""
 PLACEHOLDERS = ("q_scale", "k_scale", "v_scale", "prob_scale")
@@ -36,6 +35,8 @@ PLACEHOLDERS = ("q_scale", "k_scale", "v_scale", "prob_scale")
 
 class VllmShardedState(Layout):
     """vLLM's sharded_state of one release."""
+
+    engine, loader = "vllm", "vLLM --load-format sharded_state"
 
     def __init__(self, release: str) -> None:
         self.release, self.name = release, f"vllm@{release}"

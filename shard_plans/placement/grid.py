@@ -48,6 +48,12 @@ class Grid:
         """Replicas of the experts inside a stage; it follows from the other sizes."""
         return self.stage_ranks // (self.ep * self.etp)
 
+    def one_replica(self, experts: bool) -> Grid | None:
+        """The grid of one replica, where there are several that share no experts (or have none); None otherwise."""
+        if self.dp == 1 or (experts and self.edp % self.dp):
+            return None
+        return Grid(self.tp, self.pp, 1, self.ep, self.etp if experts else self.tp)
+
     def coordinate(self, rank: int) -> Coordinate:
         """The place of `rank` (0 <= rank < world)."""
         stage, inner = divmod(rank, self.stage_ranks)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from shard_plans.cost.prediction import Prediction
 from shard_plans.documents.plan import Plan
+from shard_plans.layouts.loaders import Loader
 from shard_plans.placement.grid import Grid
 from shard_plans.search.candidate import Candidate
 from shard_plans.search.dealt import Dealt
@@ -55,6 +56,8 @@ class Found:
     """Legal grids that were looked at."""
     dealt: Dealt | None = None
     """How experts were dealt by a load."""
+    loaders: tuple[Loader, ...] = ()
+    """What can load the plan's shards."""
 
 
 def trades(best: Candidate, other: Candidate) -> str:

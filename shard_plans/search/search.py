@@ -9,6 +9,7 @@ from shard_plans.cost.prediction import predict
 from shard_plans.documents.plan import Plan
 from shard_plans.errors import PlanError
 from shard_plans.families.binding import Binding
+from shard_plans.layouts.loaders import find_loaders
 from shard_plans.memory.cluster import Cluster
 from shard_plans.memory.payload import Payload
 from shard_plans.memory.workload import Workload
@@ -99,11 +100,12 @@ def make_plan(
 
 def appraise(binding: Binding, plan: Plan) -> Found:
     """What is predicted of a plan that was given, with its ledger; nothing is searched."""
+    loaders = find_loaders(binding, plan)
     if plan.cluster is None:
-        return Found(plan, "given")
+        return Found(plan, "given", loaders=loaders)
     model = cost_model(in_precision(binding, plan.weights), plan.cluster)
     run = len(binding.model.forward_layers)
     stages = tuple((first, min(stop, run)) for first, stop in plan.stages)
     times = model.times(plan.grid, plan.workload)
     prediction = predict(model, times, plan.grid, stages, plan.workload)
-    return Found(plan, "given", prediction, assumptions=assumed(model))
+    return Found(plan, "given", prediction, assumptions=assumed(model), loaders=loaders)

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shard_plans.errors import GridError, PlanError
+from shard_plans.errors import EngineRefuses, GridError, PlanError
 from shard_plans.families.binding import Binding
+from shard_plans.layouts.vllm_rules import engine_reasons
 from shard_plans.memory.cluster import Cluster
+from shard_plans.memory.engine import load_engine
 from shard_plans.memory.payload import Payload
 from shard_plans.memory.workload import Workload
 from shard_plans.placement.grid import Grid
@@ -48,10 +50,22 @@ class Space:
         return self.dealer.dealt(grid).imbalance if self.dealer is not None else None
 
     def grids(self) -> list[Grid]:
-        """The legal grids; GridError, with the legal sizes, where there are none."""
+        """The legal grids; GridError, with the legal sizes, where there are none.
+
+        Of engines that plans are made for, vLLM can't carry out all; then these are left out.
+        """
         found = list(legal_grids(self.binding, self.cluster, self.fixed, self.wide))
         if not found:
             refuse(self.binding, self.cluster, self.fixed)
+        return self._runnable(found) if load_engine(self.workload.engine).name == "vllm" else found
+
+    def _runnable(self, grids: list[Grid]) -> list[Grid]:
+        """Those that vLLM can carry out. Raises EngineRefuses where it can none."""
+        reasons = {grid: engine_reasons(self.binding, grid) for grid in grids}
+        found = [grid for grid in grids if not reasons[grid]]
+        if not found:
+            told = "; ".join(dict.fromkeys(reason for each in reasons.values() for reason in each))
+            raise EngineRefuses(f"{self.workload.engine} can't carry out any plan of these sizes: {told}")
         return found
 
     def outlines(self) -> tuple[Outlines, list[tuple[Grid, Outline]], dict[Grid, PlanError]]:

@@ -34,7 +34,8 @@ def as_published(source: Path) -> Path:
     if config["model_type"] == "deepseek_v3":
         config |= {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
     if config.get("quantization_config", {}).get("quant_method") == "fp8":
-        config["quantization_config"]["modules_to_not_convert"] = ["mlp.gate", "lm_head"]
+        routers = [f"model.layers.{layer}.mlp.gate" for layer in range(config["num_hidden_layers"])]
+        config["quantization_config"]["modules_to_not_convert"] = [*routers, "lm_head"]
     (source / "config.json").write_text(json.dumps(config))
     return source
 

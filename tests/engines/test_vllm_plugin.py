@@ -5,6 +5,7 @@ Optional: `make test-engines` makes an environment with the engine; without one 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,20 @@ def test_every_parameter_is_what_the_engine_loads_by_itself(
     source = as_published(own_tiny(name)) if format is None else make_wide(name, format, tmp_path / "source")
     convert(source, tmp_path / "out", **sizes)  # type: ignore[arg-type]
     for rank in compared(source, tmp_path / "out" / "source", "reshard", sizes):
+        assert "refused" not in rank, rank
         assert rank["entries"] > 10
         assert (rank["unequal"], rank["others"]) == ([], [])
+
+
+def test_a_parameter_that_ordinary_loading_leaves_unfilled_is_refused(tmp_path: Path) -> None:
+    """A config that doesn't say that the router is plain: the engine makes scales for it, which nothing fills."""
+    source = make_wide("qwen3_moe", "fp8", tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"]["modules_to_not_convert"] = ["lm_head"]
+    (source / "config.json").write_text(json.dumps(config))
+    convert(source, tmp_path / "out")
+    (rank,) = compared(source, tmp_path / "out" / "source", "reshard", {})
+    assert "aren't filled by the rank's shards, the first model.layers.0.mlp.gate.weight_scale_inv" in rank["refused"]
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ def configuration(job: Job, path: str, load_format: str, **extra: Any) -> Any:
     found = arguments.create_engine_config()
     parallel = found.parallel_config
     parallel.data_parallel_rank, parallel.rank = divmod(job.rank, job.tp * job.pp)
+    parallel._data_parallel_master_port_list, parallel.data_parallel_master_port = [], job.port  # all must agree
     return found
 
 

@@ -1,4 +1,4 @@
-// Predicted speed, the next best plans, what would fit, why others were rejected, and what is assumed.
+// Predicted speed, what can load the shards, the next best plans, what would fit, why others were rejected, and what is assumed.
 {
   const ours = report.prediction;
   const figure = (name, value) => make("div", {}, make("dt", {}, name), make("dd", {}, value));
@@ -8,6 +8,9 @@
       figure("prefill", `${number(ours.prefill_tokens)} tokens/s`), figure("first token of a whole context", seconds(ours.first_token)),
       figure("communication in a step", percent(ours.decode_links)), figure("pipeline bubble", percent(ours.bubble)));
   } else put("speed", figure("prediction", "none: the plan doesn't fit"));
+
+  put("loaders", table([["loader"], ["layout"], ["can it"]],
+    report.loaders.map((way) => [way.loader, way.layout, way.reason === null ? "yes" : `no: ${way.reason}`])));
 
   if (report.alternatives.length) {
     put("alternatives", table(

@@ -1,0 +1,74 @@
+"""What vLLM can carry out of a plan, whichever way it loads: how it deals experts, and cuts the vocabulary."""
+
+from __future__ import annotations
+
+from shard_plans.documents.plan import Plan
+from shard_plans.families.binding import Binding
+from shard_plans.families.dims import padded
+from shard_plans.placement.experts import contiguous
+from shard_plans.placement.grid import Grid
+
+VOCABULARY = "round 64"
+"""The vocabulary is padded to whole 64 rows, whatever the number of ranks, and then must divide."""
+NATIVE_VOCABULARY = "pad 64"
+"""How shards pad it where the family's table doesn't say."""
+
+
+def engine_reasons(binding: Binding, grid: Grid) -> list[str]:
+    """Why vLLM can't run this model on the grid, as sentences; empty where it can."""
+    found = grid_reasons(grid) if "experts" in binding.model.sizes else []
+    return [*found, *_vocabulary_reasons(binding, grid.tp)]
+
+
+def _vocabulary_reasons(binding: Binding, tp: int) -> list[str]:
+    rows = padded(binding.model.sizes["vocab"], VOCABULARY, tp)
+    return [f"tp {tp} doesn't divide the vocabulary, which the engine pads to {rows} rows"] if rows % tp else []
+
+
+def grid_reasons(grid: Grid) -> list[str]:
+    """Why vLLM can't deal experts on the grid."""
+    grid = grid.one_replica(True) or grid
+    stage = grid.stage_ranks
+    if grid.ep * grid.etp != stage:
+        return [
+            f"vLLM deals each stage's experts to all {stage} of its ranks once; the plan keeps {grid.edp} copies "
+            f"of them (ep {grid.ep} x etp {grid.etp})"
+        ]
+    if grid.ep > 1 and grid.etp > 1:
+        return [
+            f"vLLM either deals whole experts or cuts each over all ranks of a stage; the plan does both "
+            f"(ep {grid.ep}, etp {grid.etp})"
+        ]
+    return []
+
+
+def expert_reasons(plan: Plan) -> list[str]:
+    """Why vLLM can't place the experts as the plan does."""
+    if not plan.experts.default:
+        return []
+    found = grid_reasons(plan.grid)
+    if plan.grid.ep > 1 and not in_order(plan):
+        found.append("vLLM places experts in order and balances them by itself; the plan places them otherwise")
+    return found
+
+
+def in_order(plan: Plan) -> bool:
+    """Whether experts lie in order on the ep slots, in every layer."""
+    slots = plan.experts.default
+    count = 1 + max(max(ids) for ids in slots)
+    dealt = contiguous(count, plan.grid.ep)
+    return all(each in (dealt, dealt * plan.grid.edp) for each in (slots, *plan.experts.layers.values()))
+
+
+def plugin_reasons(binding: Binding, plan: Plan) -> list[str]:
+    """Why `--load-format reshard` can't load native shards of the plan."""
+    vocabulary, tp = binding.model.sizes["vocab"], plan.grid.tp
+    found = [*expert_reasons(plan), *_vocabulary_reasons(binding, tp)]
+    native = binding.family.uneven.get("vocab", NATIVE_VOCABULARY)
+    rows, engine = (padded(vocabulary, rule, tp) // tp for rule in (native, VOCABULARY))
+    if tp > 1 and rows != engine and not padded(vocabulary, VOCABULARY, tp) % tp:
+        found.append(f"each rank has {rows} rows of the vocabulary, the engine gives it {engine}; choose another tp")
+    if plan.weights:
+        told = ", ".join(f"{group} as {name}" for group, name in plan.weights.items())
+        found.append(f"vLLM reads weights as the checkpoint stores them; the plan stores {told}")
+    return found
