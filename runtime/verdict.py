@@ -103,23 +103,22 @@ def _exact(outcome: Outcome, limit: float, aim: float) -> list[Check | None]:
         make_check("routing", measures, 0.0, _routes(outcome)),
         relative("decode", "relative error of the last tokens' contributions, a token at a time through the cache"),
         relative("replicas", f"relative error of one token's logits, over {outcome.agreed} tokens"),
-        _hidden(relative("hidden", "relative error end to end"), outcome),
-        relative("logits", "relative error end to end"),
+        *_ends(
+            outcome, relative("hidden", "relative error end to end"), relative("logits", "relative error end to end")
+        ),
     ]
 
 
-def _hidden(check: Check | None, outcome: Outcome) -> Check | None:
-    """The check with the first layer that fails: those behind it may be right, and only go on with what it made."""
-    beyond = [
-        layer.layer
-        for layer in outcome.layers
-        if layer.hidden is not None and check is not None and not layer.hidden <= check.limit
-    ]
-    return (
-        replace(check, where=f"{check.where}, first beyond the limit behind layer {beyond[0]}")
-        if beyond and check
-        else check
-    )
+def _ends(outcome: Outcome, hidden: Check | None, logits: Check | None) -> tuple[Check | None, Check | None]:
+    """Both checks end to end, with what a failure says: the first layer that parts, or, where none does, the head."""
+    if hidden is None or logits is None:
+        return hidden, logits
+    apart = [x.layer for x in outcome.layers if x.hidden is not None and not x.hidden <= hidden.limit]
+    if apart:
+        hidden = replace(hidden, where=f"{hidden.where}, first beyond the limit behind layer {apart[0]}")
+    elif not logits.passed:
+        logits = replace(logits, where=f"{logits.where}: the last norm or the head, what comes into them is right")
+    return hidden, logits
 
 
 def _routes(outcome: Outcome) -> str:

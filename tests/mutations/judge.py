@@ -52,7 +52,7 @@ def _pinned(bug: Bug, site: Site, wrong: dict[str, str]) -> bool:
     if bug.place == EMBEDDING:
         return layers.startswith("embedding,")
     if bug.place == HEAD:
-        return "logits" in wrong and not {"layers", "hidden", "routing"} & set(wrong)
+        return "the head" in wrong.get("logits", "") and "layers" not in wrong
     if bug.place == STAGE:
         return layers.startswith(f"handed to stage {site.stage},")
     if bug.place == ANSWER:

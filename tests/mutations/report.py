@@ -41,7 +41,7 @@ def first(cell: Cell) -> str:
         return "refused"
     found = re.match(r"layer \d+, rank \d+, (?!token)([a-z][\w.]+)|(embedding|handed)", where)
     if found is None:
-        return "run by" if ": run by" in where else by[0] if by else ""
+        return "not run" if ": run by" in where else next((name for name in by if name != "bytes"), "")
     return found[1] or found[2]
 
 
