@@ -16,7 +16,7 @@ import numpy as np
 from converter.backward.converted_config import converted_config
 from converter.backward.converted_frames import make_converted_frames
 from converter.backward.frames import StoredTensor, make_frame, smaller_index
-from converter.backward.gather import BLOCK, Array, Shards, blocks, growth, items, overlap, put, whole
+from converter.backward.gather import BLOCK, Array, Shards, blocks, growth, items, overlap, put, viewed, whole
 from converter.backward.regions import Regions, declared
 from converter.check import check
 from converter.output.carry import PLAN, SOURCE
@@ -32,6 +32,7 @@ from shard_plans.documents.stored import kept_family, open_stored
 from shard_plans.errors import CheckFailed, ManifestError, OutputError
 from shard_plans.families.binding import bind
 from shard_plans.families.family import read_family
+from shard_plans.placement.arrangement import narrow
 from shard_plans.placement.experts import format_ids
 from shard_plans.placement.precision import in_precision
 
@@ -195,7 +196,10 @@ def _assemble(
             return
         holders = shards.holders(tensor.name, tensor.converted)
         known = [declared(constant, tensor.dtype, tensor.shape) for constant in regions.of(tensor.name)]
-        item, shape = items(tensor.dtype, tensor.shape)
+        item, stored = items(tensor.dtype, tensor.shape)
+        shape = viewed(stored, holders)
+        if shape is None or (known and shape != stored):
+            raise ManifestError(f"{tensor.name} is read as several shapes in {shards.out}; run reshard check --deep")
         position = tensor.start
         for block in blocks(shape, item, max(item, BLOCK // growth(holders))):
             lengths = [stop - start for start, stop in block]
@@ -206,7 +210,7 @@ def _assemble(
                 found = overlap(held, block)
                 if found is None:
                     continue
-                put(made, found[1], shards.read(hands.shards, held, found[0], hands.held))
+                put(made, found[1], narrow(shards.read(hands.shards, held, found[0], hands.held), item))
                 put(covered, found[1], True)
                 if whole(found[1], lengths) or covered.all():
                     break

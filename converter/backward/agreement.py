@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 
 from converter.backward.gather import Shards
 from converter.findings import Failure
 from converter.output.carry import HEADERS, PLAN
+from shard_plans.checkpoints.dtypes import DTYPE_BITS
 from shard_plans.documents.manifest import ROOT, ManifestTensor, Piece, ShardManifest
 from shard_plans.documents.plan import NATIVE, Plan, plan_digest, read_plan
 from shard_plans.errors import ReshardError
 from shard_plans.families.formats import column_steps
 from shard_plans.layouts.layout import Layout
 from shard_plans.layouts.registry import find_layout
+from shard_plans.placement.arrangement import rows_filled
 from shard_plans.placement.shards import Cut
 
 
@@ -63,7 +66,7 @@ def padding(tensor: ManifestTensor) -> tuple[int, int] | None:
     shape = tensor.shape[1:] if stacked else tensor.shape
     if not shape or 0 in tensor.shape:
         return None
-    end = max((piece.at[0] + piece.cuts[0].length for piece in tensor.sources), default=0)
+    end = max((piece.at[0] + (rows_filled(piece, shape) or 0) for piece in tensor.sources), default=0)
     return (end, shape[0]) if end < shape[0] else None
 
 
@@ -80,11 +83,12 @@ def _regions(tensor: ManifestTensor, layout: Layout) -> Iterator[str]:
             yield f"{piece.tensor} stacks other experts than {tensor.sources[0].tensor}"
         if tensor.part != "scale" and any(cut.repeat != 1 for cut in piece.cuts):
             yield f"{piece.tensor} is repeated, which only scales may be"
-        if any(piece.at[1:]) or tuple(cut.length for cut in piece.cuts[1:]) != shape[1:]:
+        filled = rows_filled(piece, shape)
+        if filled is None:
             yield f"{piece.tensor} doesn't cover whole rows"
         elif piece.at and piece.at[0] != end:
             yield f"{piece.tensor} starts at row {piece.at[0]}, the source before it ends at {end}"
-        end = piece.at[0] + piece.cuts[0].length if piece.at else 0
+        end = piece.at[0] + (filled or 0) if piece.at else 0
     rows = padding(tensor)
     if rows and tensor.fill is None and (stacked or not layout.pads(tensor.name)):
         yield f"rows {rows[0]} to {rows[1]} have no source, and only a vocabulary may be padded"
@@ -204,13 +208,17 @@ def _placed(manifest: ShardManifest, plan: Plan) -> Iterator[Failure]:
 
 def misfits(piece: Piece, dtype: str, shape: tuple[int, ...], tensor: ManifestTensor) -> Iterator[str]:
     """Why a piece can't have come from a stored tensor of that type and shape."""
-    if dtype != tensor.dtype:
-        yield f"{piece.tensor} is stored as {dtype}, the shard holds {tensor.dtype}"
+    if dtype != (piece.widened or tensor.dtype):
+        yield f"{piece.tensor} is stored as {dtype}, the shard holds {piece.widened or tensor.dtype}"
     if piece.stacked:
         if shape and max(piece.experts or (0,)) >= shape[0]:
             yield f"{piece.tensor} is stored as {list(shape)}, which lacks the expert {max(piece.experts or (0,))}"
             return
         shape = shape[1:]
+    if piece.arranged is not None:
+        if math.prod(piece.arranged.view) != math.prod(shape) or DTYPE_BITS[dtype] < 8:
+            yield f"{piece.tensor} is stored as {dtype} {list(shape)}, but read as {list(piece.arranged.view)}"
+        return  # the manifest's own check compares the cuts with what it is read as
     if len(shape) != len(piece.cuts):
         yield f"{piece.tensor} is stored as {list(shape)}, but cut in {len(piece.cuts)} dimensions"
         return

@@ -25,6 +25,7 @@ from converter.backward.gather import (
     overlap,
     pick,
     put,
+    viewed,
     whole,
 )
 from converter.backward.recomputed import Conversions, Kind, recompute, unmade
@@ -39,6 +40,7 @@ from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.checkpoints.dtypes import element
 from shard_plans.documents.manifest import ROOT, ConstantRegion, ManifestTensor, ShardManifest
 from shard_plans.errors import ManifestError
+from shard_plans.placement.arrangement import widen
 
 
 @dataclass(slots=True)
@@ -137,7 +139,11 @@ def _tensor(
 ) -> Iterator[Failure]:
     """Compare one stored tensor with everyone who holds some of it, and with what is declared of it."""
     name, file = checkpoint.names[number], checkpoint.files[int(checkpoint.file_numbers[number])].name
-    item, shape = items(checkpoint.dtypes[number], checkpoint.shapes[number])
+    item, stored_shape = items(checkpoint.dtypes[number], checkpoint.shapes[number])
+    shape = viewed(stored_shape, holders)
+    if shape is None or (constants and shape != stored_shape):
+        yield Failure(file, name, "is read as several shapes by the shards that hold it; it can't be put together")
+        return
     position = int(checkpoint.starts[number])
     known = [declared(constant, checkpoint.dtypes[number], checkpoint.shapes[number]) for constant in constants]
     if None in known:
@@ -158,7 +164,7 @@ def _tensor(
                 continue
             spans, indexes = found
             image = shards.read(hands.shards, held, spans, hands.held)
-            expected = pick(stored, indexes)
+            expected = widen(pick(stored, indexes), image.itemsize)
             if who not in wrong and not np.array_equal(image, expected):
                 wrong.add(who)
                 yield _difference(shards, held, name, image != expected, indexes, block)

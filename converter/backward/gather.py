@@ -36,6 +36,8 @@ class Held:
     piece: Piece
     position: int | None
     """Number of the expert in the stack; None where the tensor isn't stacked."""
+    row: int = 0
+    """Where the piece begins, if its numbers are ordered anew: then `piece` counts places in the piece alone."""
 
 
 _ByPattern = dict[str, list[tuple[int, ManifestTensor, Piece]]]
@@ -64,24 +66,30 @@ class Shards:
     def holders(self, name: str, converted: bool = False) -> list[Held]:
         """Every shard tensor that holds some of the stored tensor `name`, or of one that was made; all replicas."""
         by_pattern = self._converted if converted else self._stored
-        found = [Held(file, t, piece, None) for file, t, piece in by_pattern.get(name, ()) if not piece.experts]
+        found = [_held(file, t, piece, None) for file, t, piece in by_pattern.get(name, ()) if not piece.experts]
         for match in NUMBER.finditer(name):
             pattern = f"{name[: match.start()]}{{expert}}{name[match.end() :]}"
             for file, tensor, piece in by_pattern.get(pattern, ()):
                 ids = piece.experts or ()
-                found += [Held(file, tensor, piece, n) for n, held in enumerate(ids) if str(held) == match.group()]
+                found += [_held(file, tensor, piece, n) for n, held in enumerate(ids) if str(held) == match.group()]
         for file, tensor, piece in by_pattern.get(name, ()):
             for n, expert in enumerate(piece.experts or ()):  # one stored tensor stacks them: each is an entry of it
-                entry = replace(piece, cuts=(Cut(((expert, expert + 1),)), *piece.cuts), at=(0, *piece.at))
-                found.append(Held(file, tensor, entry, n))
+                held = _held(file, tensor, piece, n)
+                cuts, at = (Cut(((expert, expert + 1),)), *held.piece.cuts), (0, *held.piece.at)
+                arranged = piece.arranged.entry() if piece.arranged is not None else None
+                found.append(replace(held, piece=replace(piece, cuts=cuts, at=at, arranged=arranged)))
         return [in_items(held) for held in found]
 
     def read(self, reader: Reader, held: Held, spans: Sequence[Span], buffer: Array) -> Array:
         """The rectangle `spans` (of the shard tensor, one expert where stacked), as items of whole bytes."""
         item, shape = items(held.tensor.dtype, held.tensor.shape if held.position is None else held.tensor.shape[1:])
-        shape = (1,) * (len(spans) - len(shape)) + shape  # an entry of a stack
-        manifest = self.manifests[held.file]
+        manifest, arranged = self.manifests[held.file], held.piece.arranged
         start = manifest.header_size + held.tensor.offset + (held.position or 0) * math.prod(shape) * item
+        if arranged is not None:
+            start += held.row * math.prod(shape[1:]) * item
+            shape = arranged.ordered([cut.length for cut in held.piece.cuts])
+            spans = arranged.ordered(spans)
+        shape = (1,) * (len(spans) - len(shape)) + shape  # an entry of a stack
         lengths = [stop - first for first, stop in spans]
         split = len(shape) - 1  # the last dimension that isn't taken whole: behind it bytes follow one another
         while split > 0 and lengths[split] == shape[split]:
@@ -97,7 +105,27 @@ class Shards:
                 place = place * size + first
             reader.read(manifest.file, start + place * item, room.data[done : done + run])
             done += run
-        return room.view(f"u{item}").reshape(lengths)
+        found = room.view(f"u{item}").reshape(lengths)
+        return found if arranged is None else arranged.seen(found)
+
+
+def _held(file: int, tensor: ManifestTensor, piece: Piece, position: int | None) -> Held:
+    """One that holds some; a piece whose numbers are ordered anew begins at 0."""
+    if piece.arranged is None:
+        return Held(file, tensor, piece, position)
+    return Held(file, tensor, replace(piece, at=(0,) * len(piece.cuts)), position, piece.at[0])
+
+
+def viewed(shape: tuple[int, ...], holders: Sequence[Held]) -> tuple[int, ...] | None:
+    """The shape that all holders read the stored tensor as; None where they don't agree."""
+    views = set()
+    for held in holders:
+        arranged = held.piece.arranged
+        if arranged is None:
+            views.add(shape)
+        else:
+            views.add((shape[0], *arranged.view[1:]) if held.piece.stacked else arranged.view)
+    return views.pop() if len(views) == 1 else None if views else shape
 
 
 def items(dtype: str, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:

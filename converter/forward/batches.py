@@ -61,7 +61,10 @@ def read_whole(unit: Unit, checkpoint: Checkpoint) -> Iterator[Range]:
     for place in range(members):
         column = numbers[place::members]
         shape = checkpoint.shapes[int(column[0])]
-        cuts = [part.target.sources[place].cuts[:1] for part in unit.slices]
+        sources = [part.target.sources[place] for part in unit.slices]
+        if any(source.arranged is not None for source in sources):
+            continue  # it is drawn from many places
+        cuts = [source.cuts[:1] for source in sources]
         rows = shape[0] if shape else 1
         low, high = unit.rows or (0, rows)
         spans = needed([cut[0] for cut in cuts if cut]) if shape else [(0, 1)]

@@ -13,6 +13,7 @@ from converter.forward.shard_file import FileLayout
 from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.checkpoints.dtypes import DTYPE_BITS
 from shard_plans.errors import PlanError
+from shard_plans.placement.arrangement import WIDENED, rows_filled
 from shard_plans.placement.shards import Cut, ShardTensor, Source
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
@@ -38,16 +39,19 @@ class Target:
         return len(self.tensor.shape) and self.tensor.shape[0] if is_stacked(self.tensor) else None
 
     @property
+    def each(self) -> tuple[int, ...]:
+        """Its shape; that of one expert, where experts are stacked."""
+        return self.tensor.shape[1:] if is_stacked(self.tensor) else self.tensor.shape
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one row: of everything behind the dimension along which sources follow one another."""
-        shape = self.tensor.shape[1:] if is_stacked(self.tensor) else self.tensor.shape
-        return math.prod(shape[1:]) * DTYPE_BITS[self.tensor.dtype] // 8
+        return math.prod(self.each[1:]) * DTYPE_BITS[self.tensor.dtype] // 8
 
     @property
     def rows(self) -> int:
         """Rows (of one expert, where experts are stacked)."""
-        shape = self.tensor.shape[1:] if is_stacked(self.tensor) else self.tensor.shape
-        return shape[0] if shape else 1
+        return self.each[0] if self.each else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +113,14 @@ def _problems(tensor: ShardTensor, sources: Sequence[Source], checkpoint: Checkp
         many = len(source.experts) if source.experts is not None else 1
         if (source.experts is not None) != stacked or many != (tensor.shape[0] if stacked else 1):
             yield f"{source.pattern} stacks {many} experts, the tensor is {list(tensor.shape)}"
-        elif len(source.tensors) != many or not len(source.cuts) == len(source.at) == len(shape):
-            yield f"{source.pattern} has {len(source.tensors)} tensors and {len(source.cuts)} cuts for {list(shape)}"
-        elif any(source.at[1:]) or source.lengths[1:] != tuple(shape[1:]):
-            yield f"{source.pattern} covers {source.lengths} at {source.at}: every source must cover whole rows"
-        elif shape and not rows <= source.at[0] <= source.at[0] + source.lengths[0] <= shape[0]:
+        elif len(source.tensors) != many or len(source.at) != len(shape):
+            yield f"{source.pattern} has {len(source.tensors)} tensors at {source.at} for {list(shape)}"
+        elif (filled := rows_filled(source, shape)) is None:
+            yield f"{source.pattern} covers {source.cuts} at {source.at}: every source must cover whole rows"
+        elif shape and not rows <= source.at[0] <= source.at[0] + filled <= shape[0]:
             yield f"{source.pattern} lies at row {source.at[0]}, behind {rows} of {shape[0]}: sources overlap"
         else:
-            rows = source.at[0] + source.lengths[0] if shape else 1
+            rows = source.at[0] + filled if shape else 1
             numbers = np.asarray(source.tensors)
             if numbers.min(initial=0) < 0 or numbers.max(initial=0) >= len(checkpoint.shapes):
                 yield f"{source.pattern} is number {numbers.max()} of {len(checkpoint.shapes)} stored tensors"
@@ -129,8 +133,12 @@ def _problems(tensor: ShardTensor, sources: Sequence[Source], checkpoint: Checkp
 
 
 def _misfits(source: Source, dtype: str, stored: tuple[int, ...], target: str) -> Iterator[str]:
-    if dtype != target:
+    if dtype != (source.widened or target) or (source.widened and WIDENED.get(dtype) != target):
         yield f"{source.pattern} is stored as {dtype}, the shard holds {target}"
+    if source.arranged is not None:
+        if math.prod(source.arranged.view) != math.prod(stored) or any(cut.repeat != 1 for cut in source.cuts):
+            yield f"{source.pattern} is stored as {list(stored)}, but read as {list(source.arranged.view)}"
+        stored = source.arranged.view
     if len(stored) != len(source.cuts):
         yield f"{source.pattern} is stored as {list(stored)}, but has {len(source.cuts)} cuts"
         return

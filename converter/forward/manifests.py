@@ -54,7 +54,9 @@ def shard_manifest(
 def piece_of(source: PartSource, part: str, errors: Mapping[int, Errors]) -> Piece:
     """A source as the manifest records it; the errors go with the values, as far as they are known."""
     if source.converted is None or source.converted.source is None:
-        return Piece(source.pattern, source.experts, source.cuts, source.at)
+        return Piece(
+            source.pattern, source.experts, source.cuts, source.at, arranged=source.arranged, widened=source.widened
+        )
     stored = source.converted.source
     numbers = source.tensors.tolist() if part == "values" else ()
     known = tuple(matrix_figures(errors[number]) for number in numbers if number in errors)

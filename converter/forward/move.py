@@ -150,11 +150,14 @@ class Move:
         def fetch(file: int, offset: int, length: int, unit: int) -> memoryview:
             return hands.reader.some(self.checkpoint.files[file].name, offset, length, unit)
 
+        def read(file: int, offset: int, view: memoryview) -> memoryview:
+            return hands.reader.read(self.checkpoint.files[file].name, offset, view)
+
         turns: list[tuple[tuple[int, int], int]] = [((-1, 0), order) for order in range(len(units))]
         sinks, steps = [], []
         for unit in units:
             sinks.append([self.sink(hands, part, next(rooms)) for part in unit.slices])
-            steps.append(scatter(unit, sinks[-1], self.checkpoint, fetch, self.buffer))
+            steps.append(scatter(unit, sinks[-1], self.checkpoint, fetch, read, self.buffer))
         while turns:
             _, order = heappop(turns)
             place = next(steps[order], None)

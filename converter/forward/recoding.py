@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from converter.forward.cutting import parts
 from converter.forward.recode_units import RecodeUnit
-from converter.forward.scatter import parts
 from converter.precision.errors import Errors
 from converter.precision.tops import Tops
 from converter.sources.source import StoredReader

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from converter.forward.arranging import Read, arrange
+from converter.forward.cutting import parts
 from converter.forward.grouping import Target, in_bytes, needed
 from converter.forward.units import Unit
 from converter.streams.sink import Sink
 from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.checkpoints.dtypes import element
 from shard_plans.errors import PlanError
+from shard_plans.placement.arrangement import rows_filled, widen
 from shard_plans.placement.shards import Cut, ShardTensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -22,22 +26,23 @@ Fetch = Callable[[int, int, int, int], memoryview]
 
 The view holds until the next call.
 """
-Taker = tuple[Sink, tuple[Cut, ...]]
+Taker = tuple[Callable[[Array], None], tuple[Cut, ...]]
 """Who takes part in a stored tensor, and which part."""
 Rows = tuple[int, int]
 
 
 def scatter(
-    unit: Unit, sinks: Sequence[Sink], checkpoint: Checkpoint, fetch: Fetch, room: int
+    unit: Unit, sinks: Sequence[Sink], checkpoint: Checkpoint, fetch: Fetch, read: Read, room: int
 ) -> Iterator[tuple[int, int]]:
     """Fill the unit's slices, one sink each, from the checkpoint; `room` is the most that is fetched at once.
 
-    Sources go by in the order in which they lie in the targets, so what each sink gets arrives in order. Before each
-    stored tensor its file and offset are yielded, so that units can take turns in the order of a file.
+    `read` is for what is drawn from many places, a few bytes at each. Sources go by in the order in which they lie in
+    the targets, so what each sink gets arrives in order. Before each stored tensor its file and offset are yielded, so
+    that units can take turns in the order of a file.
     """
     group, targets = unit.group, [part.target for part in unit.slices]
     if unit.rows is None:
-        yield from _fill(unit, targets, sinks, checkpoint, fetch, room)
+        yield from _fill(unit, targets, sinks, checkpoint, fetch, read, room)
     else:
         number = int(group.numbers[0])
         yield _place(number, checkpoint)
@@ -68,8 +73,9 @@ def _place(number: int, checkpoint: Checkpoint) -> tuple[int, int]:
 
 
 def _fill(
-    unit: Unit, targets: Sequence[Target], sinks: Sequence[Sink], checkpoint: Checkpoint, fetch: Fetch, room: int
-) -> Iterator[tuple[int, int]]:
+    unit: Unit, targets: Sequence[Target], sinks: Sequence[Sink], checkpoint: Checkpoint, fetch: Fetch, read: Read,
+    room: int,
+) -> Iterator[tuple[int, int]]:  # fmt: skip
     """Whole targets, or whole experts of them."""
     per_expert, numbers = unit.members, unit.numbers
     rows = [0] * len(sinks)
@@ -82,10 +88,13 @@ def _fill(
             source = target.sources[place]
             start = source.at[0] if source.at else 0
             sink.zeros((start - rows[position]) * target.row_bytes)
-            rows[position] = start + (source.lengths[0] if source.lengths else 1)
+            rows[position] = start + (rows_filled(source, target.each) or 0)
         takers, item, shape = _takers(targets, sinks, place, number, checkpoint)
-        walk = _Walk(fetch, int(checkpoint.file_numbers[number]), item, room)
-        walk.walk(int(checkpoint.starts[number]), shape, takers)
+        file, arranged = int(checkpoint.file_numbers[number]), targets[0].sources[place].arranged
+        if arranged is not None:
+            arrange(partial(read, file), int(checkpoint.starts[number]), item, arranged, takers, room)
+        else:
+            _Walk(fetch, file, item, room).walk(int(checkpoint.starts[number]), shape, takers)
         if place == per_expert - 1:
             for position, (sink, target) in enumerate(zip(sinks, targets, strict=True)):
                 sink.zeros((target.rows - rows[position]) * target.row_bytes)
@@ -98,10 +107,14 @@ def _takers(
     takers: list[Taker] = []
     item, shape = 1, checkpoint.shapes[number]
     for sink, target in zip(sinks, targets, strict=True):
-        cuts = target.sources[place].cuts
-        item, shape, cuts = in_bytes(target.tensor.dtype, checkpoint.shapes[number], cuts)
-        takers.append((sink, cuts))
+        source = target.sources[place]
+        item, shape, cuts = in_bytes(source.widened or target.tensor.dtype, checkpoint.shapes[number], source.cuts)
+        takers.append((partial(_take_wider, sink, 2 * item) if source.widened else sink.take, cuts))
     return takers, item, shape
+
+
+def _take_wider(sink: Sink, item: int, piece: Array) -> None:
+    sink.take(widen(piece, item))
 
 
 class _Walk:
@@ -128,9 +141,9 @@ class _Walk:
                 view = self.fetch(self.file, offset + first * row, count * row, max(row, 1))
                 count = len(view) // row if row else count
                 block = np.frombuffer(view, self.dtype).reshape(count, *shape[1:])
-                for sink, cuts in takers:
+                for take, cuts in takers:
                     for part in parts(block, first, cuts):
-                        sink.take(part)
+                        take(part)
                 first += count
 
     def split(
@@ -154,36 +167,3 @@ def times(cut: Cut, index: int) -> int:
     """How often the cut takes the stored index."""
     low, high = index * cut.repeat, (index + 1) * cut.repeat
     return sum(max(0, min(stop, high) - max(start, low)) for start, stop in cut.runs)
-
-
-def parts(block: Array, first: int, cuts: tuple[Cut, ...]) -> Iterator[Array]:
-    """What the cuts take of the stored rows `first`, `first` + 1, ... in `block`: pieces that follow one another."""
-    repeat = cuts[0].repeat
-    low, high = first * repeat, (first + len(block)) * repeat
-    for start, stop in cuts[0].runs:
-        a, b = max(start, low), min(stop, high)
-        if a >= b:
-            continue
-        rows = block[a // repeat - first : -(-b // repeat) - first]
-        for axis in range(1, block.ndim):
-            rows = _along(rows, axis, cuts[axis])
-        if repeat > 1:
-            skip = a % repeat
-            rows = np.repeat(rows, repeat, axis=0)[skip : skip + b - a]
-        yield rows
-
-
-def _along(array: Array, axis: int, cut: Cut) -> Array:
-    """What the cut takes along one whole dimension: a view where it is one run."""
-    pieces = []
-    for start, stop in cut.runs:
-        first, repeat = start // cut.repeat, cut.repeat
-        index = (slice(None),) * axis + (slice(first, -(-stop // repeat)),)
-        piece = array[index]
-        if repeat > 1:
-            inner = (slice(None),) * axis + (slice(start - first * repeat, stop - first * repeat),)
-            piece = np.repeat(piece, repeat, axis=axis)[inner]
-        pieces.append(piece)
-    if len(pieces) == 1:
-        return pieces[0]
-    return np.concatenate(pieces, axis=axis) if pieces else array[(slice(None),) * axis + (slice(0, 0),)]

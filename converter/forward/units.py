@@ -133,7 +133,9 @@ def _splits(group: Group, checkpoint: Checkpoint) -> bool:
     number = int(group.numbers[0])
     plain = len(checkpoint.shapes[number]) > 0 and DTYPE_BITS[checkpoint.dtypes[number]] >= 8
     sources = [target.sources[0] for target in group.targets]
-    return plain and all(source.cuts[0].repeat == 1 and not any(source.at) for source in sources)
+    return plain and all(
+        source.cuts[0].repeat == 1 and not any(source.at) and source.arranged is None for source in sources
+    )
 
 
 def _row_units(group: Group, checkpoint: Checkpoint, size: int) -> Iterator[Unit]:

@@ -11,17 +11,20 @@ import numpy as np
 
 from converter.backward.regions import Declared, Regions, declared
 from converter.sources.held import PLAIN, STACK, Group, HeldTensor, Part, Places, Tile
-from converter.sources.layouts import Layout, Region, make_layout, stored_region, uncovered, whole_region
+from converter.sources.layouts import Layout, Region, make_layout, read_as, stored_region, uncovered
 from converter.sources.source import Need
 from shard_plans.checkpoints.checkpoint import Checkpoint
 from shard_plans.checkpoints.dtypes import DTYPE_BITS
 from shard_plans.documents.digests import CHUNK
 from shard_plans.documents.manifest import Manifest, ManifestTensor, Piece, ShardManifest, read_shard_manifest
 from shard_plans.errors import ManifestError
+from shard_plans.placement.arrangement import Arrangement, rows_filled
 from shard_plans.placement.experts import format_ids
 from shard_plans.placement.shards import Cut
 
 Numbers = np.ndarray[Any, np.dtype[np.int32]]
+Wanted = tuple[tuple[Cut, ...], Arrangement | None]
+"""Cuts of a stored tensor, or of the shape that they read it as."""
 
 
 class Holdings:
@@ -80,30 +83,34 @@ class Holdings:
                 break
         return list(found.values())
 
-    def missing(
-        self, number: int, held: Iterable[Layout], cuts: tuple[Cut, ...] | None = None
-    ) -> tuple[int, ...] | None:
+    def missing(self, number: int, held: Iterable[Layout], wanted: Wanted | None = None) -> tuple[int, ...] | None:
         """The first index of an entry of a stored tensor, or of cuts of it, that is neither held nor declared."""
         layouts = tuple(held)
-        unheld = self.unheld(number, layouts, cuts)
+        unheld = self.unheld(number, layouts, wanted)
         constants = self.constants(number) if unheld is not None else ()
         if not constants:
             return unheld
         declared = [tuple((span,) for span in constant.region) for constant in constants]
-        return uncovered(self._wanted(number, cuts), [*(layout.region for layout in layouts), *declared])
+        regions = [*(layout.region for layout in layouts), *declared]
+        return uncovered(self._wanted(number, wanted, layouts), regions)
 
-    def unheld(
-        self, number: int, layouts: tuple[Layout, ...], cuts: tuple[Cut, ...] | None = None
-    ) -> tuple[int, ...] | None:
+    def unheld(self, number: int, layouts: tuple[Layout, ...], wanted: Wanted | None = None) -> tuple[int, ...] | None:
         """The first index of an entry of a stored tensor, or of cuts of it, that none of the parts holds."""
-        key = layouts, self.shape(number), self.checkpoint.dtypes[number], cuts
+        key = layouts, self.shape(number), self.checkpoint.dtypes[number], wanted
         if key not in self._known:
-            self._known[key] = uncovered(self._wanted(number, cuts), [layout.region for layout in layouts])
+            regions = [layout.region for layout in layouts]
+            self._known[key] = uncovered(self._wanted(number, wanted, layouts), regions)
         return self._known[key]
 
-    def _wanted(self, number: int, cuts: tuple[Cut, ...] | None) -> Region:
+    def _wanted(self, number: int, wanted: Wanted | None, layouts: Iterable[Layout]) -> Region:
+        """The region that is wanted, in the shape that the parts read the tensor as: all of it, if that is another."""
         dtype, shape = self.checkpoint.dtypes[number], self.shape(number)
-        return whole_region(dtype, shape) if cuts is None else make_layout(dtype, shape, cuts).region
+        read = read_as(dtype, shape, layouts)
+        if wanted is not None:
+            layout = make_layout(dtype, shape, *wanted)
+            if layout.stored == read:
+                return layout.region
+        return tuple(((0, size),) for size in read)
 
     def constants(self, number: int) -> list[Declared]:
         """What is declared of a stored tensor, because it lies in no shard."""
@@ -114,31 +121,35 @@ class Holdings:
     def require(self, needs: Iterable[tuple[str, Need]]) -> None:
         """Raise ManifestError for the first need, under its name or pattern, that isn't held whole."""
         for pattern, need in needs:
-            for number, entry, cuts in self._lacking(pattern, need):
+            for number, entry, wanted in self._lacking(pattern, need):
                 tiles = self.tiles(number, entry)
-                missing = self.missing(number, [layout for _, layout, _ in tiles], cuts)
+                missing = self.missing(number, [layout for _, layout, _ in tiles], wanted)
                 if missing is not None:
                     self._refuse(number, entry, missing if tiles else None)
 
-    def _lacking(self, pattern: str, need: Need) -> Iterator[tuple[int, int, tuple[Cut, ...]]]:
+    def _lacking(self, pattern: str, need: Need) -> Iterator[tuple[int, int, Wanted | None]]:
         """What of the need no group holds by itself: stored tensors, or entries of them, and cuts of these."""
+        wanted = need.cuts, need.arranged
         if need.experts is None:
             number = self._number(pattern, None)
             if self._expert[number] != STACK:
-                yield number, 0, need.cuts
+                yield number, 0, wanted
                 return
             spans = stored_region(need.cuts[:1])[0]
-            yield from ((number, entry, need.cuts[1:]) for start, stop in spans for entry in range(start, stop))
+            yield from ((number, entry, (need.cuts[1:], None)) for start, stop in spans for entry in range(start, stop))
             return
         left = set(need.experts)
         for group in self._groups[self._numbers[pattern]] if pattern in self._numbers else ():
             shared = left.intersection(group.places or ())
-            if shared and self.missing(self._number(pattern, min(shared)), group.parts, need.cuts) is None:
+            if shared and self.missing(self._number(pattern, min(shared)), group.parts, wanted) is None:
                 left -= shared
         for expert in sorted(left):
             number = self._number(pattern, expert)
             plain = "{expert}" in pattern or self._expert[number] == STACK
-            yield number, expert, need.cuts if plain else (Cut(((expert, expert + 1),)), *need.cuts)
+            if plain:
+                yield number, expert, wanted
+            else:
+                yield number, expert, None if need.arranged else ((Cut(((expert, expert + 1),)), *need.cuts), None)
 
     def _refuse(self, number: int, entry: int, missing: tuple[int, ...] | None) -> None:
         """Say what isn't there, and why."""
@@ -170,9 +181,9 @@ class Holdings:
         used = False
         for piece in tensor.sources:
             each = tensor.shape if piece.experts is None else tensor.shape[1:]
-            if any(piece.at[1:]) or tuple(cut.length for cut in piece.cuts[1:]) != each[1:]:
+            if rows_filled(piece, each) is None:
                 raise ManifestError(f"{piece.tensor} doesn't cover whole rows")
-            group = self._group(piece, tensor.dtype)
+            group = self._group(piece, piece.widened or tensor.dtype)
             if 0 in tensor.shape:
                 continue
             layout = self._layout(piece, tensor.dtype)
@@ -215,9 +226,10 @@ class Holdings:
             raise ManifestError(f"{piece.tensor} is stored as {sorted(kinds)}, which lacks some of the experts named")
         return group
 
-    def _layout(self, piece: Piece, dtype: str) -> Layout:
+    def _layout(self, piece: Piece, held: str) -> Layout:
         shape = self.shape(self._number(piece.tensor, piece.experts[0] if piece.experts else None))
-        key = dtype, shape, piece.cuts
+        dtype = piece.widened or held
+        key = dtype, held, shape, piece.cuts, piece.arranged
         if key not in self._layouts:
-            self._layouts[key] = make_layout(dtype, shape, piece.cuts)
+            self._layouts[key] = make_layout(dtype, shape, piece.cuts, piece.arranged, held)
         return self._layouts[key]

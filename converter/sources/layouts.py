@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -12,6 +12,7 @@ import numpy as np
 
 from shard_plans.checkpoints.dtypes import DTYPE_BITS
 from shard_plans.errors import ManifestError
+from shard_plans.placement.arrangement import Arrangement
 from shard_plans.placement.shards import Cut
 
 Span = tuple[int, int]
@@ -42,6 +43,15 @@ class Layout:
     """Shape of the stored tensor in items; a scalar is one row."""
     cuts: tuple[Cut, ...]
     """One for each dimension, in items."""
+    arranged: Arrangement | None = None
+    """How the numbers are ordered in the shard, where not as stored; `stored` is then the shape they are read as."""
+    widened: int = 0
+    """Bytes of an item in the shard, where that is wider than the stored one."""
+
+    @property
+    def held(self) -> int:
+        """Bytes of an item in the shard."""
+        return self.widened or self.item
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -50,8 +60,10 @@ class Layout:
 
     @cached_property
     def units(self) -> tuple[int, ...]:
-        """Bytes from one index of each dimension to the next."""
-        return tuple(math.prod(self.shape[axis + 1 :]) * self.item for axis in range(len(self.shape)))
+        """Bytes from one index of each dimension to the next, in the shard."""
+        axes = self.arranged.axes if self.arranged is not None else tuple(range(len(self.shape)))
+        ordered = [self.shape[axis] for axis in axes]
+        return tuple(math.prod(ordered[axes.index(axis) + 1 :]) * self.held for axis in range(len(axes)))
 
     @cached_property
     def matches(self) -> tuple[tuple[Match, ...], ...]:
@@ -77,7 +89,9 @@ class Layout:
         """Whether the part is whole rows of the stored tensor, as they are: bytes that follow one another in both."""
         first, *rest = self.cuts
         return (
-            first.repeat == 1
+            self.arranged is None
+            and self.held == self.item
+            and first.repeat == 1
             and len(first.runs) == 1
             and all(cut == Cut(((0, size),)) for cut, size in zip(rest, self.stored[1:], strict=True))
         )
@@ -126,23 +140,36 @@ def in_items(dtype: str, stored: tuple[int, ...]) -> tuple[int, tuple[int, ...]]
     return 1, (*stored[:-1], stored[-1] * bits // 8)
 
 
-def whole_region(dtype: str, stored: tuple[int, ...]) -> Region:
-    """All indexes of a stored tensor."""
-    return tuple(((0, size),) for size in in_items(dtype, stored)[1])
+def read_as(dtype: str, stored: tuple[int, ...], layouts: Iterable[Layout]) -> tuple[int, ...]:
+    """The shape, in items, that all these parts of a stored tensor read it as. Raises ManifestError."""
+    shapes = {layout.stored for layout in layouts} or {in_items(dtype, stored)[1]}
+    if len(shapes) > 1:
+        raise ManifestError(f"a stored tensor of {list(stored)} is read as {sorted(map(list, shapes))}")
+    return shapes.pop()
 
 
-def make_layout(dtype: str, stored: tuple[int, ...], cuts: tuple[Cut, ...]) -> Layout:
-    """The layout of a part that was cut out of a stored tensor of that type and shape. Raises ManifestError."""
+def make_layout(
+    dtype: str, stored: tuple[int, ...], cuts: tuple[Cut, ...], arranged: Arrangement | None = None, held: str = ""
+) -> Layout:
+    """The layout of a part that was cut out of a stored tensor of that type and shape. Raises ManifestError.
+
+    `held`: the type in the shard, where that is a wider one.
+    """
+    widened = DTYPE_BITS[held] // 8 if held and held != dtype else 0
+    if arranged is not None:
+        if DTYPE_BITS[dtype] < 8 or math.prod(arranged.view) != math.prod(stored):
+            raise ManifestError(f"is read as {list(arranged.view)}, but stored as {dtype} {list(stored)}")
+        return Layout(DTYPE_BITS[dtype] // 8, arranged.view, cuts, arranged, widened)
     if len(stored) != len(cuts) or any(
         cut.runs and cut.runs[-1][1] > size * cut.repeat for cut, size in zip(cuts, stored, strict=True)
     ):
         raise ManifestError(f"is cut at {[cut.runs for cut in cuts]}, but stored as {list(stored)}")
     item, shape = in_items(dtype, stored)
     if not stored:
-        return Layout(item, shape, (Cut(((0, 1),)),))
+        return Layout(item, shape, (Cut(((0, 1),)),), None, widened)
     bits = DTYPE_BITS[dtype]
     if bits >= 8:
-        return Layout(item, shape, cuts)
+        return Layout(item, shape, cuts, None, widened)
     borders = [border * bits for run in cuts[-1].runs for border in run]
     if any(border % 8 for border in borders) or cuts[-1].repeat != 1:
         raise ManifestError(f"is {dtype} {list(stored)} cut at {cuts[-1].runs}, inside a byte")

@@ -17,8 +17,9 @@ from converter.backward.regions import Declared
 from converter.faults import SourceChanged
 from converter.sources.held import Tile
 from converter.sources.holdings import Holdings
-from converter.sources.layouts import Region, Span, clip, in_items, rectangles
+from converter.sources.layouts import Region, Span, clip, in_items, read_as, rectangles
 from converter.sources.proof import ProvingReader
+from converter.sources.rearranged import rearrange
 from converter.sources.source import Need, Source, Stretch
 from converter.streams.buffers import PAGE, aligned
 from converter.streams.reading import Stamp, stamp_of
@@ -28,6 +29,7 @@ from shard_plans.documents.manifest import Origin, read_manifest
 from shard_plans.documents.stored import HEADERS, SOURCE
 from shard_plans.errors import ManifestError
 from shard_plans.families.binding import Binding
+from shard_plans.placement.arrangement import narrow
 from shard_plans.placement.shards import Placement
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -207,7 +209,8 @@ class ShardReader(AbstractContextManager["ShardReader"]):
         room = self._room[:length]
         if constants is not None:
             room[:] = 0
-        item, shape = in_items(self.checkpoint.dtypes[number], self.holdings.shape(number))
+        dtype, stored = self.checkpoint.dtypes[number], self.holdings.shape(number)
+        item, shape = in_items(dtype, stored)[0], read_as(dtype, stored, (layout for _, layout, _ in tiles))
         done = 0
         for spans in rectangles(shape, start // item, (start + length) // item):
             lengths = [stop - first for first, stop in spans]
@@ -218,7 +221,10 @@ class ShardReader(AbstractContextManager["ShardReader"]):
                 if content is not None:
                     part[content[0]] = content[1]
             for tile in tiles:
-                self._fill(part, tile, tile[2], spans, 0)
+                if tile[1].arranged is not None:
+                    rearrange(self.shards, part, tile, tile[1].arranged, spans)
+                else:
+                    self._fill(part, tile, tile[2], spans, 0)
             done += size
         return room.data
 
@@ -243,7 +249,8 @@ class ShardReader(AbstractContextManager["ShardReader"]):
                     continue
                 long = (count - 1) * match.step + 1
                 view = self.shards.take(tensor, begin, long * unit)
-                found = np.frombuffer(view, part.dtype).reshape(long, *layout.shape[axis + 1 :])[:: match.step]
+                found = np.frombuffer(view, f"<u{layout.held}").reshape(long, *layout.shape[axis + 1 :])[:: match.step]
+                found = narrow(found, layout.item)
                 target = part[first - low : first - low + count]
                 for there, here in layout.inner[axis]:
                     np.copyto(target[there], found[here])

@@ -12,6 +12,7 @@ from typing import Protocol
 from shard_plans.checkpoints.checkpoint import Checkpoint, SourceFile
 from shard_plans.documents.manifest import Origin
 from shard_plans.families.binding import Binding
+from shard_plans.placement.arrangement import Arrangement
 from shard_plans.placement.shards import Cut, Placement
 
 
@@ -58,6 +59,10 @@ class Need(Protocol):
     @property
     def cuts(self) -> tuple[Cut, ...]:
         """One for each dimension."""
+
+    @property
+    def arranged(self) -> Arrangement | None:
+        """What its dimensions are, where not the stored ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 import xxhash
@@ -15,6 +16,7 @@ from shard_plans.documents.converted import converted_entry, parse_converted
 from shard_plans.documents.digests import CHUNK, DIGEST
 from shard_plans.documents.shard_records import ManifestTensor, Piece, ShardManifest
 from shard_plans.errors import ManifestError, PlanError
+from shard_plans.placement.arrangement import WIDENED, Arrangement, rows_filled
 from shard_plans.placement.experts import format_ids, parse_ids
 from shard_plans.placement.shards import Cut
 
@@ -57,6 +59,8 @@ def _tensor_entry(tensor: ManifestTensor) -> dict[str, Any]:
             "cuts": [{"runs": cut.runs, "repeat": cut.repeat} for cut in piece.cuts],
             "at": piece.at,
             **({} if piece.converted is None else {"converted": converted_entry(piece.converted)}),
+            **({} if piece.arranged is None else {"arranged": asdict(piece.arranged)}),
+            **({} if piece.widened is None else {"widened": piece.widened}),
         }
         for piece in tensor.sources
     ]
@@ -153,7 +157,7 @@ def _tensor(entry: dict[str, Any], lists: _Lists) -> ManifestTensor:
         _wrong(f"the chunk digests of tensor {name} don't make its digest {digest}")
     if type(entry["sources"]) is not list:
         _wrong(f"sources of tensor {name} isn't a list")
-    pieces = tuple(_piece(piece, name, shape, lists) for piece in entry["sources"])
+    pieces = tuple(_piece(piece, name, (dtype, shape), lists) for piece in entry["sources"])
     fill = entry.get("fill")
     if fill is not None and (type(fill) is not float or pieces or nbytes > LARGEST_CONSTANT):
         _wrong(f"tensor {name} of {nbytes} bytes and {len(pieces)} sources is filled with {brief(fill)}")
@@ -162,8 +166,9 @@ def _tensor(entry: dict[str, Any], lists: _Lists) -> ManifestTensor:
     )
 
 
-def _piece(entry: dict[str, Any], name: str, shape: tuple[int, ...], lists: _Lists) -> Piece:
+def _piece(entry: dict[str, Any], name: str, kind: tuple[str, tuple[int, ...]], lists: _Lists) -> Piece:
     pattern, listed = entry["tensor"], entry["experts"]
+    dtype, shape = kind
     if type(pattern) is not str or not 0 < len(pattern) <= 1000 or UNPRINTABLE.search(pattern):
         _wrong(f"tensor {name} has the source {brief(pattern)}, which isn't a name")
     experts, region = None, shape
@@ -173,17 +178,41 @@ def _piece(entry: dict[str, Any], name: str, shape: tuple[int, ...], lists: _Lis
             _wrong(f"tensor {name} {brief(shape)} stacks {len(experts)} experts of {brief(pattern)}")
         region = shape[1:]
     at = _numbers(entry["at"], name)
-    if type(entry["cuts"]) is not list or not len(entry["cuts"]) == len(at) == len(region):
-        _wrong(f"a source of tensor {name} doesn't have one cut and one position for each of {len(region)} dimensions")
+    arranged = _arrangement(entry["arranged"], name) if "arranged" in entry else None
+    dims = len(region) if arranged is None else len(arranged.view)
+    if type(entry["cuts"]) is not list or len(entry["cuts"]) != dims or len(at) != len(region):
+        _wrong(f"a source of tensor {name} doesn't have one cut and one position for each of {dims} dimensions")
     cuts = tuple(_cut(cut, name) for cut in entry["cuts"])
-    for cut, start, length in zip(cuts, at, region, strict=True):
+    if arranged is not None:
+        _laid(Piece(pattern, experts, cuts, at, arranged=arranged), region, name)
+    for cut, start, length in zip(cuts, at, region, strict=True) if arranged is None else ():
         if start + cut.length > length:
             _wrong(f"a source of tensor {name} ends at {start + cut.length} of {length}")
+    widened = entry.get("widened")
+    if widened is not None and WIDENED.get(_plain(widened, f"the stored type of tensor {name}")) != dtype:
+        _wrong(f"tensor {name} is {dtype}, which {brief(widened)} isn't widened to")
     try:
         converted = parse_converted(entry["converted"], len(experts or (0,))) if "converted" in entry else None
     except ValueError as error:
         _wrong(f"tensor {name} {error}")
-    return Piece(pattern, experts, cuts, at, converted)
+    return Piece(pattern, experts, cuts, at, converted, arranged, widened)
+
+
+def _arrangement(entry: dict[str, Any], name: str) -> Arrangement:
+    view, axes = _numbers(entry["view"], name), _numbers(entry["axes"], name)
+    if not view or sorted(axes) != list(range(len(view))) or not 0 < math.prod(view) < LARGEST:
+        _wrong(f"tensor {name} has a source read as {brief(view)} in the order {brief(axes)}")
+    return Arrangement(view, axes)
+
+
+def _laid(piece: Piece, region: tuple[int, ...], name: str) -> None:
+    """Numbers that are ordered anew must fill whole rows of the tensor, each once, and lie in what they are read as."""
+    rows = rows_filled(piece, region)
+    if not region or rows is None or piece.at[0] + rows > region[0] or any(cut.repeat != 1 for cut in piece.cuts):
+        _wrong(f"a source of tensor {name} {brief(region)} doesn't fill whole rows of it")
+    for cut, size in zip(piece.cuts, piece.arranged.view if piece.arranged else (), strict=True):
+        if cut.runs and cut.runs[-1][1] > size:
+            _wrong(f"a source of tensor {name} is cut up to {cut.runs[-1][1]} of {size}")
 
 
 def _cut(entry: dict[str, Any], name: str) -> Cut:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shard_plans.documents.converted import Converted
+from shard_plans.placement.arrangement import Arrangement
 from shard_plans.placement.shards import Cut
 
 
@@ -19,6 +20,8 @@ class Piece:
     at: tuple[int, ...]
     converted: Converted | None = None
     """Where its precision was changed; `tensor` and `cuts` are then those of the converted checkpoint."""
+    arranged: Arrangement | None = None
+    widened: str | None = None
 
     @property
     def stacked(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -12,6 +13,20 @@ from shard_plans.documents.yaml_text import load_yaml
 from shard_plans.errors import PlanError
 
 FOLDER = Path(__file__).parent / "keys"
+_ROLE = re.compile(r"(?:(\w+)\()?([\w.]+)\)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A parameter of the engine."""
+
+    name: str
+    roles: tuple[str, ...]
+    """Laid one after the other."""
+    forms: tuple[str, ...]
+    """How each is held (forms.py); empty: as stored."""
+    beside: str
+    """A role that must be in the layer too; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +35,19 @@ class KeyMap:
 
     scales: str
     """The module of a layer that has the attention scales."""
-    keys: Mapping[str, tuple[str, ...]]
-    """Key -> roles laid one after the other, in the order in which they are tried."""
-    weights: Mapping[str, str] = field(default_factory=dict)
-    """Groups that the class holds in another precision than they are published in: as in `--weights`."""
+    keys: tuple[Key, ...]
+    """In the order in which they are tried."""
+    reads: Mapping[str, str] = field(default_factory=dict)
+    """Kind of layer -> how the class reads from config.json whether a layer is of it."""
 
-    def assign(self, roles: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    def assign(self, roles: Iterable[str]) -> Iterator[Key]:
         """The keys that these roles fill. Raises PlanError for a role that none takes."""
-        left = set(roles)
-        for key, wanted in self.keys.items():
-            if left.issuperset(wanted):
-                left.difference_update(wanted)
-                yield key, wanted
+        every = set(roles)
+        left = set(every)
+        for key in self.keys:
+            if left.issuperset(key.roles) and (not key.beside or key.beside in every):
+                left.difference_update(key.roles)
+                yield key
         if left:
             raise PlanError(f"no parameter of the engine holds {', '.join(sorted(left))}")
 
@@ -55,6 +71,20 @@ def key_map(engine: str, release: str, family: str) -> KeyMap:
         known = ", ".join(document["families"])
         reason = document["refused"].get(family, f"there is no key map for it; known: {known}")
         raise PlanError(f"layout {engine}@{release} can't hold a {family} model: {reason}")
+    scales, keys = _section(document, name)
+    reads = document[name].get("reads", {})
+    return KeyMap(scales, tuple(_key(key, text) for key, text in keys.items()), reads)
+
+
+def _section(document: Mapping[str, Any], name: str) -> tuple[str, dict[str, str]]:
+    """A section's module with scales and its keys: its own, then those of the section that it is like."""
     entry = document[name]
-    keys = {key: tuple(roles.split()) for key, roles in entry["keys"].items()}
-    return KeyMap(entry["scales"], keys, entry.get("weights", {}))
+    scales, others = _section(document, entry["like"]) if "like" in entry else ("", {})
+    return entry.get("scales", scales), {**entry["keys"], **{k: v for k, v in others.items() if k not in entry["keys"]}}
+
+
+def _key(name: str, text: str) -> Key:
+    """`F32(moe.router)`, `attn.q attn.k attn.v`, `attn.o with gdn.norm`."""
+    roles, _, beside = text.partition(" with ")
+    found = [match.groups() for word in roles.split() if (match := _ROLE.fullmatch(word))]
+    return Key(name, tuple(role for _, role in found), tuple(form or "" for form, _ in found), beside)

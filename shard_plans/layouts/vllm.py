@@ -16,7 +16,10 @@ from shard_plans.documents.plan import Plan
 from shard_plans.errors import GridError, PlanError
 from shard_plans.families.binding import Binding
 from shard_plans.families.dims import Share
+from shard_plans.families.expressions import evaluate
+from shard_plans.families.model import Model
 from shard_plans.families.parameter import Parameter
+from shard_plans.layouts.forms import FIRST, in_form
 from shard_plans.layouts.keys import KeyMap, key_map
 from shard_plans.layouts.layout import Layout
 from shard_plans.layouts.vllm_rules import VOCABULARY
@@ -24,9 +27,10 @@ from shard_plans.placement.cuts import Cutter
 from shard_plans.placement.experts import contiguous
 from shard_plans.placement.layout import Held, file_order, stack
 from shard_plans.placement.place import check_divides, constants, skipped, stage_parameters
-from shard_plans.placement.precision import in_precision
 from shard_plans.placement.shards import Placement, ShardFile, ShardTensor
 
+ATTENTION = {"attn.k", "attn.kv_a"}
+"""A layer with one of these roles has attention, and scales of it; linear attention has none."""
 ATTENTION_SCALES = ("_k_scale", "_v_scale", "_q_scale", "_prob_scale")
 """Of every attention layer; 1 where the checkpoint has none."""
 PLACEHOLDERS = ("q_scale", "k_scale", "v_scale", "prob_scale")
@@ -42,20 +46,18 @@ class VllmShardedState(Layout):
         self.release, self.name = release, f"vllm@{release}"
 
     def adapt(self, binding: Binding, plan: Plan) -> Plan:
-        """Without the multi-token-prediction layers, which are another model to it; routers as its class holds them."""
+        """Without the multi-token-prediction layers, which are another model to it."""
         layers = len(binding.model.forward_layers)
-        stages = tuple((first, min(stop, layers)) for first, stop in plan.stages)
-        weights = {**plan.weights, **key_map("vllm", self.release, binding.model.family).weights}
-        return replace(plan, mtp="drop", stages=stages, weights=weights)
+        return replace(plan, mtp="drop", stages=tuple((first, min(stop, layers)) for first, stop in plan.stages))
 
     def refuse(self, binding: Binding, plan: Plan) -> None:
         """Replicas, expert grids that its ranks can't have, and formats whose layout the kernels decide."""
         grid, model = plan.grid, binding.model
-        keys = key_map("vllm", self.release, model.family)
-        if dict(plan.weights) != dict(keys.weights):
-            said = ", ".join(f"{group}={name}" for group, name in keys.weights.items()) or "none"
+        for kind, condition in key_map("vllm", self.release, model.family).reads.items():
+            self._confirm_kind(model, kind, condition)
+        if plan.weights:
             raise self.cannot(
-                f"weights in another precision ({', '.join(plan.weights) or 'none'}; its class asks for {said})",
+                f"weights in another precision ({', '.join(plan.weights)})",
                 "config.json tells the engine how they are stored: leave out --weights",
             )
         if grid.dp > 1:
@@ -88,6 +90,16 @@ class VllmShardedState(Layout):
         if formats and any(p.role == "moe.router" and p.format is None for p in binding.parameters):
             self._confirm_router(binding)
 
+    def _confirm_kind(self, model: Model, kind: str, condition: str) -> None:
+        """The engine must take the same layers to be of a kind as the family table does."""
+        for layer in model.forward_layers:
+            read = bool(evaluate(condition, model.text, {"layer": layer.index}))
+            if read != (kind in layer.kinds.values()):
+                raise self.cannot(
+                    f"layer {layer.index}, which is {'no ' if read else ''}{kind} layer",
+                    f"the engine goes by `{condition}` alone, which says otherwise; let config.json agree with it",
+                )
+
     def _confirm_router(self, binding: Binding) -> None:
         """The engine quantises a router unless its class never does, or the config says not to."""
         section = binding.model.text.get("quantization_config") or {}
@@ -101,7 +113,6 @@ class VllmShardedState(Layout):
     def place(self, binding: Binding, plan: Plan) -> Placement:
         """One file a (stage, tp)."""
         self.refuse(binding, plan)
-        binding = in_precision(binding, plan.weights)
         check_divides(binding, plan.grid)
         keys = key_map("vllm", self.release, binding.model.family)
         cutter = Cutter(binding.model, {**binding.family.uneven, "vocab": VOCABULARY}, strict_blocks=True)
@@ -142,22 +153,25 @@ class VllmShardedState(Layout):
             assigned = list(keys.assign(by_role))
         except PlanError as error:
             raise self.cannot(f"this {cutter.model.family} model", str(error)) from None
-        for key, roles in assigned:
+        for key in assigned:
             members = []
-            for role in roles:
+            for role, form in zip(key.roles, key.forms, strict=True):
                 parameter = by_role[role]
                 ids = None
                 if parameter.per_expert:
                     ids = plan.experts.held(parameter.layer or 0, grid, 0, tp if grid.ep > 1 else 0)
-                members.append(Held(parameter, cutter.cut(parameter, shares), ids))
-            self._whole_blocks(prefix + key, members)
-            yield from stack(members, partial(_part_key, prefix + key))
-        if group[0].layer is not None:
+                cut = in_form(form, cutter.cut(parameter, shares), cutter.model)
+                members.append(Held(parameter, cut, ids))
+            self._whole_blocks(prefix + key.name, members)
+            made = stack(members, partial(_part_key, prefix + key.name))
+            zero = FIRST in key.forms and grid.etp > 1 and tp > 0
+            yield from (replace(tensor, sources=(), fill=0.0) for tensor in made) if zero else made
+        if ATTENTION & by_role.keys():
             yield from self._scales(prefix + keys.scales, any(p.format is not None for p in group))
 
     def _whole_blocks(self, key: str, members: Sequence[Held]) -> None:
         """Rows laid one after the other must end with a block, but for the last."""
-        kinds = {tuple((p.part.dtype, p.shape[1:]) for p in member.cut.parts) for member in members}
+        kinds = {tuple((p.dtype, p.shape[1:]) for p in member.cut.parts) for member in members}
         if len(kinds) > 1:
             raise self.cannot(f"{key}, whose parts are stored in several types", "they can't be laid in one parameter")
         for member in members[:-1]:
@@ -173,12 +187,12 @@ class VllmShardedState(Layout):
         """Constants that the loader wants of every attention layer."""
         for name in ATTENTION_SCALES:
             yield ShardTensor(f"{module}.{name}", "F32", (), (), fill=1.0)
-        for name in PLACEHOLDERS if fp8 and module.endswith("self_attn.attn") else ():
+        for name in PLACEHOLDERS if fp8 and "mla_attn" not in module else ():
             yield ShardTensor(f"{module}.{name}", "BF16", (), (), fill=-1.0)
 
     def pads(self, name: str) -> bool:
         """Embedding and head."""
-        return name in ("model.embed_tokens.weight", "lm_head.weight")
+        return name in ("model.embed_tokens.weight", "model.embedding.weight", "lm_head.weight")
 
     def beside(self, carried: Sequence[str]) -> Sequence[str]:
         """Configuration, tokenizer and chat template; no index, which would name other files."""

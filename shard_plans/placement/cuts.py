@@ -11,6 +11,7 @@ from shard_plans.errors import PlanError
 from shard_plans.families.dims import Dim, Share, Taken, extent, take
 from shard_plans.families.model import Model
 from shard_plans.families.parameter import Parameter, Part, logical_shape
+from shard_plans.placement.arrangement import Arrangement
 from shard_plans.placement.shards import Cut
 
 VOCABULARY = ("embed", "head")
@@ -26,6 +27,15 @@ class PartCut:
     """One a dimension of the stored tensor."""
     shape: tuple[int, ...]
     """Extent in the target; where a size is padded more than the cuts hold, and the rest is zero."""
+    arranged: Arrangement | None = None
+    """How its numbers are ordered there, where not as stored; the cuts are then of the shape that it is read as."""
+    widened: str | None = None
+    """Its type there, where that is a wider one than the stored."""
+
+    @property
+    def dtype(self) -> str:
+        """Its type in the target."""
+        return self.widened or self.part.dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,14 +94,16 @@ def stack(members: Sequence[Held], name: Callable[[str], str]) -> list[ShardTens
             ids = cut.part.tensors if member.experts is None else cut.part.tensors[list(member.experts)]
             at = (rows, *(0 for _ in cut.shape[1:]))
             converted = member.parameter if member.parameter.source is not None else None
-            sources.append(Source(cut.part.pattern, member.experts, cut.cuts, at, ids, converted))
+            stored = cut.part.dtype if cut.widened is not None else None
+            pattern = cut.part.pattern
+            sources.append(Source(pattern, member.experts, cut.cuts, at, ids, converted, cut.arranged, stored))
             rows += cut.shape[0]
         shape = (rows, *part.shape[1:])
         if first.experts is not None:
             shape = (len(first.experts), *shape)
         tensors.append(
             ShardTensor(
-                name(part.part.kind), part.part.dtype, shape, tuple(sources), format, part.part.kind, first.cut.block
+                name(part.part.kind), part.dtype, shape, tuple(sources), format, part.part.kind, first.cut.block
             )
         )
     return tensors

@@ -10,6 +10,7 @@ import numpy as np
 
 from shard_plans.checkpoints.dtypes import DTYPE_BITS
 from shard_plans.families.parameter import Parameter
+from shard_plans.placement.arrangement import Arrangement
 from shard_plans.placement.grid import Coordinate
 
 
@@ -37,7 +38,8 @@ class Source:
     experts: tuple[int, ...] | None
     """Expert ids in the order in which they are stacked along the target's first dimension; None: not an expert."""
     cuts: tuple[Cut, ...]
-    """One for each dimension of the stored tensor; of what an expert has of it, where it stacks them."""
+    """One for each dimension of the stored tensor, or of the shape that `arranged` reads it as; of what an expert has
+    of it, where it stacks them."""
     at: tuple[int, ...]
     """Where the region starts in the target, without the stacked dimension."""
     tensors: np.ndarray[Any, np.dtype[np.int64]] = field(compare=False, repr=False)
@@ -45,6 +47,10 @@ class Source:
     converted: Parameter | None = field(default=None, compare=False, repr=False)
     """The parameter that this is a part of, where it is stored in another precision than the checkpoint's. The pattern
     and cuts are then those of the converted checkpoint; `tensors` are the values that are converted."""
+    arranged: Arrangement | None = None
+    """How its numbers lie in the target, where that isn't as stored; the region is whole rows all the same."""
+    widened: str | None = None
+    """The stored type, where the target has the wider one of `WIDENED`: the same numbers, zero bits behind each."""
 
     @property
     def drawn(self) -> tuple[tuple[str, Source], ...]:
@@ -58,11 +64,6 @@ class Source:
             )
             for part in self.converted.source.parts
         )
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Extent of the region in the target, without the stacked dimension."""
-        return tuple(cut.length for cut in self.cuts)
 
 
 @dataclass(frozen=True, slots=True)

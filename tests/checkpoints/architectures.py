@@ -73,6 +73,20 @@ DEEPSEEKS: dict[str, Variant] = {
     "deepseek_v32_wide": Variant("deepseek_v32", "DeepseekV32", WIDE | INDEXER),
 }
 
+LLAMA4: Config = GQA | {
+    "intermediate_size": 48, "intermediate_size_mlp": 96, "num_local_experts": 8, "num_experts_per_tok": 1,
+    "moe_layers": [1, 2], "no_rope_layers": [1, 1, 0], "attention_chunk_size": 16, "use_qk_norm": True,
+    "rope_parameters": LLAMA3, "layer_types": ["chunked_attention", "chunked_attention", "full_attention"],
+    "floor_scale": 4,
+}  # fmt: skip
+LLAMA4_CLASSES = ("Llama4TextConfig", "Llama4ForCausalLM")
+ENGINES: dict[str, Variant] = {
+    "llama4_even": Variant(
+        "llama4", "Llama4", LLAMA4 | {"moe_layers": [1], "interleave_moe_layer_step": 2}, classes=LLAMA4_CLASSES
+    ),
+}
+"""As serving engines read their configs."""
+
 ARCHITECTURES: dict[str, Variant] = {
     "glm4_moe": Variant(
         "glm4_moe",
@@ -152,18 +166,7 @@ ARCHITECTURES: dict[str, Variant] = {
         },
         names=((r"\.block_sparse_moe\.(gate|up|down)_proj\.", r".mlp.\1_proj."),),  # of the dense layers
     ),
-    "llama4_text": Variant(
-        "llama4",
-        "Llama4",
-        GQA
-        | {
-            "intermediate_size": 48, "intermediate_size_mlp": 96, "num_local_experts": 8, "num_experts_per_tok": 1,
-            "moe_layers": [1, 2], "no_rope_layers": [1, 1, 0], "attention_chunk_size": 16, "use_qk_norm": True,
-            "rope_parameters": LLAMA3, "layer_types": ["chunked_attention", "chunked_attention", "full_attention"],
-            "floor_scale": 4,
-        },
-        classes=("Llama4TextConfig", "Llama4ForCausalLM"),
-    ),
+    "llama4_text": Variant("llama4", "Llama4", LLAMA4, classes=LLAMA4_CLASSES),
     "kimi_k25": Variant("kimi_k25", "", KIMI_K25, classes=KIMI_K25_CLASSES, names=KIMI_K25_NAMES),
     "kimi_k25_int4": Variant(
         "kimi_k25",

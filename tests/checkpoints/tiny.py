@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.checkpoints import fp8, quantized
-from tests.checkpoints.architectures import ARCHITECTURES, DEEPSEEKS
+from tests.checkpoints.architectures import ARCHITECTURES, DEEPSEEKS, ENGINES
 from tests.checkpoints.deep import DEEP
 from tests.checkpoints.quantized import Tensors
 from tests.checkpoints.reference import image_reference, reference
@@ -26,7 +26,7 @@ from tests.checkpoints.store import read_tensors, write_checkpoint
 from tests.checkpoints.values import ROUTER_BIAS, fill, router_bias, values
 from tests.checkpoints.variants import VARIANTS, Config, Variant
 
-EVERYTHING = VARIANTS | ARCHITECTURES | DEEPSEEKS | DEEP
+EVERYTHING = VARIANTS | ARCHITECTURES | DEEPSEEKS | ENGINES | DEEP
 
 
 def make_tiny(name: str, folder: Path, seed: int = 0) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from converter.sources.held import HeldTensor, Tile
 from converter.sources.holdings import Holdings
-from converter.sources.layouts import Layout, in_items, make_layout, rectangles, stored_region, uncovered, whole_region
+from converter.sources.layouts import Layout, in_items, make_layout, read_as, rectangles, stored_region, uncovered
 from converter.sources.proof import ProvingReader
 from converter.sources.sharded import ShardReader
 from shard_plans.checkpoints.checkpoint import Checkpoint, SourceFile
@@ -140,6 +140,6 @@ def test_too_many_pieces_are_refused() -> None:
 
 def test_types_below_a_byte_are_counted_in_bytes() -> None:
     assert in_items("F4", (3, 8)) == (1, (3, 4))
-    assert whole_region("F4", (3, 8)) == (((0, 3),), ((0, 4),))
+    assert read_as("F4", (3, 8), []) == (3, 4)
     layout = make_layout("F4", (3, 8), (Cut(((0, 3),)), Cut(((4, 8),))))
     assert (layout.item, layout.shape, layout.region) == (1, (3, 2), (((0, 3),), ((2, 4),)))

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from converter.backward.gather import Held, blocks, growth, items, overlap, pick, put, whole
 from converter.forward import units
+from converter.forward.cutting import parts
 from converter.forward.grouping import Group, Target, in_bytes, make_groups, needed
-from converter.forward.scatter import parts, scatter, times
+from converter.forward.scatter import scatter, times
 from converter.forward.shard_file import lay_out
 from converter.forward.units import make_units
 from converter.streams.hashing import CHUNK, TensorHash
@@ -46,13 +47,16 @@ def scattered(case: Case) -> tuple[Checkpoint, bytes, list[ShardTensor], list[by
         read += length
         return memoryview(data)[offset : offset + length]
 
+    def fill(file: int, offset: int, view: memoryview) -> None:
+        view[:] = data[offset : offset + len(view)]
+
     found = {target.index: bytearray(target.tensor.nbytes) for target in groups[0].targets}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(units, "CHUNK", case.chunk)
         made = make_units(groups, checkpoint, case.unit)
     for unit in made:
         sinks = [Collect() for _ in unit.slices]
-        for _ in scatter(unit, sinks, checkpoint, fetch, case.buffer):
+        for _ in scatter(unit, sinks, checkpoint, fetch, fill, case.buffer):
             pass
         for part, sink in zip(unit.slices, sinks, strict=True):
             assert part.start % case.chunk == 0
@@ -193,7 +197,7 @@ def test_a_tensor_without_sources_is_all_padding() -> None:
     group = Group(np.zeros(0, np.int64), (Target(0, 0, tensor, (), 0),))
     checkpoint = store(Case((1,), False, 1, 1, [], 0, 8))[0]
     (unit,) = make_units([group], checkpoint)
-    assert list(scatter(unit, [sink], checkpoint, lambda *_: memoryview(b""), 8)) == []
+    assert list(scatter(unit, [sink], checkpoint, lambda *_: memoryview(b""), lambda *_: None, 8)) == []
     assert sink.data == bytes(64)
 
 

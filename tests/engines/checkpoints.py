@@ -33,6 +33,8 @@ def as_published(source: Path) -> Path:
     config = json.loads((source / "config.json").read_text())
     if config["model_type"] == "deepseek_v3":
         config |= {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+    if config["model_type"] == "minimax_m2":
+        config |= {"rotary_dim": 8, "use_routing_bias": True, "scoring_func": "sigmoid"}
     if config.get("quantization_config", {}).get("quant_method") == "fp8":
         routers = [f"model.layers.{layer}.mlp.gate" for layer in range(config["num_hidden_layers"])]
         config["quantization_config"]["modules_to_not_convert"] = [*routers, "lm_head"]

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,17 @@ NEEDED = [
 """Marks of tests that run it."""
 
 
-def compared(source: Path, out: Path, load_format: str, sizes: dict[str, int], **more: Any) -> list[dict[str, Any]]:
-    """What each rank of the engine, started with these sizes, says of the folder (vllm_compare.py)."""
+def compared(
+    folders: Sequence[tuple[Path, Path]], load_format: str, sizes: dict[str, int], **more: Any
+) -> list[list[dict[str, Any]]]:
+    """What each rank of the engine, started with these sizes, says of each pair of folders (vllm_compare.py)."""
     tp, pp, dp = (sizes.get(axis, 1) for axis in ("tp", "pp", "dp"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    job = {"source": str(source), "out": str(out), "load_format": load_format, "port": port, "tp": tp, "pp": pp}
-    job |= {"dp": dp, "ep": sizes.get("ep", 1) > 1} | more
+    pairs = [list(map(str, pair)) for pair in folders]
+    job = {"folders": pairs, "load_format": load_format, "port": port, "tp": tp, "pp": pp, "dp": dp}
+    job |= {"ep": sizes.get("ep", 1) > 1} | more
     script = Path(__file__).with_name("vllm_compare.py")
     ranks = [
         subprocess.Popen(

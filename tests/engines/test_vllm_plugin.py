@@ -33,7 +33,7 @@ def test_every_parameter_is_what_the_engine_loads_by_itself(
     """Before kernels repack them, for which a CPU has none of these formats."""
     source = as_published(own_tiny(name)) if format is None else make_wide(name, format, tmp_path / "source")
     convert(source, tmp_path / "out", **sizes)  # type: ignore[arg-type]
-    for rank in compared(source, tmp_path / "out" / "source", "reshard", sizes):
+    for (rank,) in compared([(source, tmp_path / "out" / "source")], "reshard", sizes):
         assert "refused" not in rank, rank
         assert rank["entries"] > 10
         assert (rank["unequal"], rank["others"]) == ([], [])
@@ -46,7 +46,7 @@ def test_a_parameter_that_ordinary_loading_leaves_unfilled_is_refused(tmp_path: 
     config["quantization_config"]["modules_to_not_convert"] = ["lm_head"]
     (source / "config.json").write_text(json.dumps(config))
     convert(source, tmp_path / "out")
-    (rank,) = compared(source, tmp_path / "out" / "source", "reshard", {})
+    ((rank,),) = compared([(source, tmp_path / "out" / "source")], "reshard", {})
     assert "aren't filled by the rank's shards, the first model.layers.0.mlp.gate.weight_scale_inv" in rank["refused"]
 
 
@@ -74,5 +74,5 @@ def test_what_does_not_match_is_refused(
         served, more = source, {"shards": str(out)}
         with (source / "config.json").open("a") as file:
             file.write(" ")
-    (rank,) = compared(source, served, "reshard", {}, **more)
+    ((rank,),) = compared([(source, served)], "reshard", {}, **more)
     assert words in rank["refused"]

@@ -1,8 +1,8 @@
 """One rank of vLLM on a CPU: what a loader of it makes of a folder, compared with its ordinary loading.
 
-`python vllm_compare.py JOB` prints one JSON line: how many entries state_dict() has, which differ in a bit, and what
-the loader said. JOB is the JSON of a `Job`. Run by engine.py with an interpreter that has vLLM, which finds
-the plugin by its entry point; nothing else of reshard is imported.
+`python vllm_compare.py JOB` prints one JSON list: for each pair of folders how many entries state_dict() has, which
+differ in a bit, and what the loader said. JOB is the JSON of a `Job`. Run by engine.py with an interpreter that has
+vLLM, which finds the plugin by its entry point; nothing else of reshard is imported.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from torch import Tensor
 class Job:
     """What one rank does."""
 
-    source: str
-    """The checkpoint, which is loaded as usual."""
-    out: str
-    """The folder that is loaded otherwise, ..."""
+    folders: list[tuple[str, str]]
+    """Pairs of a checkpoint, which is loaded as usual, and a folder that is loaded otherwise; a model with experts
+    first, if any has them: the engine makes its groups once."""
     load_format: str
-    """... and how."""
+    """How the folder is loaded."""
     rank: int
     """Of all ranks, replicas slowest, then stages."""
     port: int
@@ -92,23 +91,20 @@ def octets(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
 
 
-def main(job: Job) -> dict[str, Any]:
+def compare(job: Job, source: str, out: str) -> dict[str, Any]:
     """Load both ways and compare."""
-    on_cpu()
-    without_kernels()
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
     from vllm.model_executor.model_loader import get_model_loader
 
-    usual = configuration(job, job.source, "auto")
+    usual = configuration(job, source, "auto")
     with set_current_vllm_config(usual):
-        init_distributed_environment(
-            job.tp * job.pp, usual.parallel_config.rank, f"tcp://127.0.0.1:{job.port}", usual.parallel_config.rank,
-            "gloo",
-        )  # fmt: skip
-        initialize_model_parallel(job.tp, job.pp)
+        if not torch.distributed.is_initialized():
+            rank = usual.parallel_config.rank
+            init_distributed_environment(job.tp * job.pp, rank, f"tcp://127.0.0.1:{job.port}", rank, "gloo")
+            initialize_model_parallel(job.tp, job.pp)
         wanted = build(usual)
-    other = configuration(job, job.out, job.load_format, **({"shards": job.shards} if job.shards else {}))
+    other = configuration(job, out, job.load_format, **({"shards": job.shards} if job.shards else {}))
     with set_current_vllm_config(other):
         model = build(other)
     if job.load_format == "reshard":  # what neither writes must be equal
@@ -130,4 +126,7 @@ def main(job: Job) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Job(**json.loads(sys.argv[1])))))
+    given = Job(**json.loads(sys.argv[1]))
+    on_cpu()
+    without_kernels()
+    print(json.dumps([compare(given, *pair) for pair in given.folders]))
