@@ -24,13 +24,16 @@ def verdict(result: RunResult) -> str:
 
 
 def worst_layer(result: RunResult) -> LayerFigures | None:
-    """The layer that alone, fed with the reference's input, is the worst; None without a reference."""
+    """The layer that alone, fed with the reference's input, is the worst; None without a reference.
+
+    One with an operator beyond the limit is worse than one without: a router's wrong scores may choose alike.
+    """
     measured = [layer for layer in result.layers if layer.alone is not None]
     high = strict(result)
 
-    def badness(layer: LayerFigures) -> float:
+    def badness(layer: LayerFigures) -> tuple[bool, float]:
         value = math.nan if layer.alone is None else layer.alone
-        return math.inf if math.isnan(value) else value if high else -value
+        return first_operator(result, layer) is not None, math.inf if math.isnan(value) else value if high else -value
 
     return max(measured, key=badness, default=None)
 

@@ -86,6 +86,12 @@ def test_a_layer_that_is_no_number_is_the_worst(right: RunResult) -> None:
     assert json.loads(json.dumps(result.as_dict(), allow_nan=False))["layers"][2]["alone"] is None
 
 
+def test_a_layer_with_a_wrong_operator_is_the_worst_even_if_it_came_out_right(right: RunResult) -> None:
+    layers = [replace(layer, operators=dict(layer.operators)) for layer in right.layers]
+    layers[0].operators["router"] = 0.1
+    assert worst_layer(replace(right, layers=tuple(layers))) is layers[0]
+
+
 def test_speed_memory_and_time_are_told(right: RunResult) -> None:
     figures = right.figures
     assert figures["first_token_seconds"] > 0 and figures["token_seconds"] > 0 and figures["peak_memory"] > 1 << 20
