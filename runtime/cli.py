@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import click
 from runtime.blocks.kv_format import KV_FORMATS
 from runtime.blocks.pages import BLOCK
 from runtime.report import show_run
-from runtime.request import COMPUTE, VISION, silent
+from runtime.request import COMPUTE, TIMEOUT, VISION, silent
 from runtime.verbs import verify_and_run
 from shard_plans.console import emit, progress
-from shard_plans.options import Verb, json_option
+from shard_plans.options import Verb, json_option, refuse
 
 
 @click.command("verify-and-run", cls=Verb)
@@ -43,6 +44,10 @@ from shard_plans.options import Verb, json_option
     help="Each tp rank looks at all images, or at some of them.",
 )  # fmt: skip
 @click.option("--compute", default="float32", show_default=True, type=click.Choice(list(COMPUTE)))
+@click.option(
+    "--timeout", default=TIMEOUT, show_default=True, type=float, metavar="SECONDS",
+    help="How long a rank may be in one operator before it is taken to hang.",
+)  # fmt: skip
 @click.option("--logits-out", type=click.Path(), help="Write the prefill's logits to this safetensors file.")
 @click.option("--html", type=click.Path(), help="Write the report to this file, as a page that needs nothing else.")
 @click.option("--junit", type=click.Path(), help="Write the checks to this file as JUnit XML, for CI.")
@@ -56,7 +61,8 @@ def verify_and_run_command(out: str, as_json: bool, **options: Any) -> None:
     if options["prompt"] is not None and options["input_ids"] is not None:
         raise click.UsageError("--prompt contradicts --input-ids: give one of them")
     shown = progress if os.environ.get("RANK", "0") == "0" else silent
-    result = verify_and_run(out, progress=shown, **options)
+    report = partial(refuse, "verify-and-run", as_json=as_json)
+    result = verify_and_run(out, progress=shown, report=report, **options)
     if result.reports:
         if as_json:
             emit(result.as_dict())

@@ -9,16 +9,23 @@ from typing import TypeVar
 
 import torch
 
+from runtime.alive.leaving import leave
+from runtime.alive.pulse import Pulse
+from runtime.alive.signs import StoreBoard
+from runtime.alive.watch import Watch
+from runtime.alive.watched import WatchedComm
 from runtime.checking.checks import gather
-from runtime.comm.comm import NoComm
+from runtime.comm.comm import Comm, NoComm
 from runtime.comm.devices import free_bytes
-from runtime.comm.distributed import DistributedComm, under_torchrun
+from runtime.comm.distributed import init, under_torchrun
 from runtime.comm.virtual import VirtualWorld
 from runtime.loading.loader import Loader, LoadOptions
 from runtime.opened import Opened
+from runtime.request import RunOptions
 from runtime.session import Job, Outcome, run_rank
 from shard_plans import errors
-from shard_plans.errors import OtherRankStopped, ReshardError
+from shard_plans.errors import NotFinite, OtherRankStopped, ReshardError
+from shard_plans.placement.grid import Grid
 
 T = TypeVar("T")
 
@@ -28,7 +35,7 @@ def one_rank_a_process() -> bool:
     return under_torchrun() and os.environ["WORLD_SIZE"] != "1"
 
 
-def agree(comm: DistributedComm | None, device: torch.device, step: Callable[[], T]) -> T:
+def agree(comm: Comm | None, device: torch.device, step: Callable[[], T]) -> T:
     """Take a step that may fail on some rank alone; if it does, its fault is raised on every rank."""
     value: T | None = None
     fault: ReshardError | None = None
@@ -46,18 +53,47 @@ def agree(comm: DistributedComm | None, device: torch.device, step: Callable[[],
     return value  # type: ignore[return-value]  # a step that doesn't fail has a value
 
 
-def run_ranks(job: Job, comm: DistributedComm | None) -> Outcome:
-    """Run every rank of the plan, or this process's, and return what rank 0 (or this one) found."""
-    world = job.opened.plan.grid.world
+def join(grid: Grid, device: torch.device, options: RunOptions, stack: ExitStack) -> tuple[WatchedComm, Watch]:
+    """Take this process's place among those that torchrun started, and watch over them until `stack` ends."""
+    own = init(grid, device, options.backend)
+    stack.callback(own.close)
+    board = StoreBoard(own.rank, own.world, options.timeout)
+    watch = stack.enter_context(Watch(options.timeout, leave(options.report), board))
+    return WatchedComm(own, watch.add(f"rank {own.rank}", Pulse())), watch
+
+
+def run_ranks(job: Job, comm: WatchedComm | None, watch: Watch | None, patience: float) -> Outcome:
+    """Run every rank of the plan, or this process's, and return what rank 0 (or this one) found.
+
+    A nan stops the run with NotFinite; so does, by RuntimeFault, a virtual rank that hangs for `patience` seconds.
+    """
     if comm is None:
-        return VirtualWorld(world).run(lambda c: run_rank(job, c))[0] if world > 1 else run_rank(job, NoComm())
+        return _run_virtual(job, patience)
     try:
         return run_rank(job, comm)
+    except NotFinite as fault:
+        raise NotFinite(f"rank {comm.rank}: {fault}") from fault
     except RuntimeError as fault:
+        if watch is not None:
+            watch.blame()
         raise OtherRankStopped(f"rank {comm.rank} stopped, most likely because another one did: {fault}") from fault
 
 
-def tower_loader(opened: Opened, comm: DistributedComm | None, options: LoadOptions, stack: ExitStack) -> Loader | None:
+def _run_virtual(job: Job, patience: float) -> Outcome:
+    world = job.opened.plan.grid.world
+    ranks = VirtualWorld(world)
+    with Watch(patience, lambda fault, _: ranks.abandon(fault)) as watch:
+        if job.reference is not None:
+            watch.add("the reference", job.reference.context.pulse)
+
+        def run(comm: Comm) -> Outcome:
+            pulse = watch.add(f"rank {comm.rank}", Pulse())
+            return run_rank(job, WatchedComm(comm if world > 1 else NoComm(), pulse))
+
+        return ranks.run(run)[0]
+
+
+def tower_loader(opened: Opened, comm: Comm | None, options: LoadOptions, stack: ExitStack) -> Loader | None:
     """What loads the vision tower, for this process's ranks of the first stage; None if it has none."""
     ranks = [rank for rank in range(opened.plan.grid.stage_ranks) if comm is None or comm.rank == rank]
     return stack.enter_context(Loader(opened.out, opened.root, ranks, 0, options)) if ranks else None

@@ -172,6 +172,8 @@ def _layer(
 ) -> Tensor:
     rank = run.ctx.at.rank
     asked = run.now()
+    run.ctx.pulse.enter(f"layer {layer.index}")
+    run.ctx.pulse.begin("reading its weights")
     weights = run.loader.get(rank, layer.index)
     got = run.now()
     out, routing = forward.run_pieces(run.ctx, layer, weights, start, pieces, probe)

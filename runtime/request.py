@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from runtime.alive.leaving import say
 from runtime.blocks.forward import check_model
 from runtime.blocks.images import Images
 from runtime.comm.devices import open_device
@@ -18,12 +20,15 @@ from runtime.opened import Opened, open_output
 from runtime.prompts import read_prompts
 from runtime.text import TOKENIZER, Tokenizer
 from shard_plans.console import Advance, ShowProgress
-from shard_plans.errors import OutputError, RuntimeFault
+from shard_plans.errors import OutputError, ReshardError, RuntimeFault
 
 COMPUTE = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 VISION = ("replicated", "data-parallel")
 PROMPT_TOKENS = 32
 """New tokens after a prompt where nothing is said."""
+
+
+TIMEOUT = 600.0
 
 
 def silent(what: str, unit: str) -> nullcontext[Advance]:
@@ -62,6 +67,10 @@ class RunOptions:
     check_hashes: bool = True
     resident_layers: int = 3
     threads: int = 4
+    timeout: float = TIMEOUT
+    """Seconds that a rank may be in one operator before it is taken to hang."""
+    report: Callable[[ReshardError], None] = say
+    """Tells the user of a fault that ends the process at once, since a collective can't be left."""
     progress: ShowProgress = silent
     """How a long step is shown: what it is and in which unit it counts."""
 
@@ -93,6 +102,8 @@ def open_request(options: RunOptions) -> Request:
     """
     if options.compute not in COMPUTE:
         raise RuntimeFault(f"--compute {options.compute} isn't known; known are {', '.join(COMPUTE)}")
+    if not options.timeout > 0:
+        raise RuntimeFault(f"--timeout is {options.timeout:g}; it must be more than 0 seconds")
     if options.max_new_tokens is not None and options.max_new_tokens < 0:
         raise RuntimeFault(f"--max-new-tokens is {options.max_new_tokens}; it can't be negative")
     for word in ("logits_out", "html", "junit"):

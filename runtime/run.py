@@ -14,14 +14,15 @@ from torch import Tensor
 
 from converter.backward.gather import Shards
 from converter.check import CheckResult, check
+from runtime.alive.watch import Watch
+from runtime.alive.watched import WatchedComm
 from runtime.answers import Wanted
 from runtime.checking.checks import Check
 from runtime.checking.handed import reference_dtype
 from runtime.checking.precision import judge_precision
 from runtime.checking.rebuilt import Rebuilt
 from runtime.checking.reference import Reference
-from runtime.comm.distributed import DistributedComm, init
-from runtime.launch import agree, one_rank_a_process, room, run_ranks, tower_loader
+from runtime.launch import agree, join, one_rank_a_process, room, run_ranks, tower_loader
 from runtime.loading.loader import Loader, LoadOptions
 from runtime.request import COMPUTE, Request, RunOptions, open_request
 from runtime.result import AnswerFound, RunResult
@@ -32,7 +33,7 @@ from runtime.verdict import Ran, checks_of, not_checked
 from shard_plans.checkpoints.checkpoint import open_checkpoint
 from shard_plans.documents.conversions import Tally
 from shard_plans.documents.manifest import ROOT, read_shard_manifest
-from shard_plans.errors import CheckpointError, ManifestError, OutputError, RuntimeFault
+from shard_plans.errors import CheckpointError, ManifestError, NotFinite, OutputError, ReshardError, RuntimeFault
 from shard_plans.families.binding import bind
 from shard_plans.placement.precision import in_precision
 
@@ -51,12 +52,14 @@ def verify_and_run(options: RunOptions) -> RunResult:
         found = Check("hashes", False, 1.0, 0.0, str(fault), "the output's documents are damaged; nothing was run")
         return RunResult(False, (found,), reports=os.environ.get("RANK", "0") == "0")
     with ExitStack() as stack:
-        comm: DistributedComm | None = None
+        comm, watch = None, None
         if one_rank_a_process():
-            comm = init(request.opened.plan.grid, request.device, options.backend)
-            stack.callback(comm.close)
-        ran = _run(request, stack, comm, began)
+            comm, watch = join(request.opened.plan.grid, request.device, options, stack)
+            request = replace(request, options=replace(options, progress=comm.pulse.beats(options.progress)))
+        ran = _run(request, stack, comm, watch, began)
         if ran.fault is not None:
+            if watch is not None:
+                watch.tell(ran.fault)
             return replace(_result(request, ran), reports=ran.reports)
         passed = all(found.passed for found in checks_of(ran))
         if comm is not None:
@@ -69,15 +72,20 @@ def verify_and_run(options: RunOptions) -> RunResult:
     return _result(request, ran)
 
 
-def _run(request: Request, stack: ExitStack, comm: DistributedComm | None, began: float) -> Ran:
+def _run(
+    request: Request, stack: ExitStack, comm: WatchedComm | None, watch: Watch | None, began: float
+) -> Ran:  # fmt: skip
     """Everything but the report. A shard that can't be loaded, or used, is a finding."""
     options, opened, device = request.options, request.opened, request.device
     here = comm is None or comm.rank == 0
     nothing = None, None, None
     at_rest, reference, own = agree(comm, device, lambda: _reference(request, stack) if here else nothing)
+    if watch is not None:
+        for pass_over in filter(None, (reference, own)):
+            watch.add("rank 0, the reference", pass_over.context.pulse)
     outcome: Outcome | None = None
     precision: Check | None = None
-    fault: ManifestError | RuntimeFault | None = None
+    fault: ReshardError | None = None
     reports = here
     figures: dict[str, Any] = {"input_ids": request.ids, "tokens": len(request.ids)}
     figures |= {"ranks": opened.plan.grid.world, "device": str(device), "compute": options.compute}
@@ -94,7 +102,7 @@ def _run(request: Request, stack: ExitStack, comm: DistributedComm | None, began
             request.images, tower, options.vision == "data-parallel",
         )  # fmt: skip
         with options.progress("running", "layers") as advance:
-            outcome = run_ranks(replace(job, advance=advance), comm)
+            outcome = run_ranks(replace(job, advance=advance), comm, watch, options.timeout)
         if job.wanted is not None:
             figures["kv_cache_bytes"] = outcome.cache_bytes
         if reference is not None and own is not None and own is not reference:
@@ -102,7 +110,7 @@ def _run(request: Request, stack: ExitStack, comm: DistributedComm | None, began
         figures |= {"bytes_read": outcome.loaded, "seconds_waited": round(loader.seconds_waited, 3)}
         figures |= {**summed(outcome.spans), "peak_memory": outcome.peak}
         figures |= {} if outcome.speed is None else outcome.speed.as_dict()
-    except ManifestError as found:
+    except (ManifestError, NotFinite) as found:
         fault = found
     except RuntimeFault as found:
         if at_rest is None or at_rest.passed:
@@ -149,7 +157,7 @@ def _precision(request: Request, reference: Reference, own: Reference, outcome: 
         return judge_precision(own, reference, ids, outcome.logits, lossy, opened.plan.weights)
 
 
-def _loader(request: Request, comm: DistributedComm | None) -> Loader:
+def _loader(request: Request, comm: WatchedComm | None) -> Loader:
     options, opened = request.options, request.opened
     ranks = range(opened.plan.grid.world) if comm is None else [comm.rank]
     budget = room(request.device) if request.answered else 0
@@ -159,7 +167,7 @@ def _loader(request: Request, comm: DistributedComm | None) -> Loader:
     )  # fmt: skip
 
 
-def _tower(request: Request, comm: DistributedComm | None, stack: ExitStack) -> Loader | None:
+def _tower(request: Request, comm: WatchedComm | None, stack: ExitStack) -> Loader | None:
     options = request.options
     load = LoadOptions(request.device, options.check_hashes, threads=options.threads, tower=True)
     return tower_loader(request.opened, comm, load, stack) if request.images is not None else None

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from runtime.alive.watched import WatchedComm
 from runtime.answers import Wanted, answer
 from runtime.blocks.forward import RankContext
 from runtime.blocks.images import Images
@@ -18,7 +19,6 @@ from runtime.checking.figures import LayerFigures, lacking, merge
 from runtime.checking.handed import exact
 from runtime.checking.ladder import Ladder
 from runtime.checking.reference import Reference
-from runtime.comm.comm import Comm
 from runtime.loading.loader import Loader
 from runtime.opened import Opened
 from runtime.passes import RankRun, forward_pass
@@ -84,12 +84,12 @@ class Outcome:
     """The most bytes that a process held (runtime/peak.py)."""
 
 
-def run_rank(job: Job, comm: Comm) -> Outcome:
+def run_rank(job: Job, comm: WatchedComm) -> Outcome:
     """All of it, on one rank; every rank of the plan calls it."""
     opened, plan = job.opened, job.opened.plan
     ctx = RankContext(
         plan.grid, plan.grid.coordinate(comm.rank), comm, opened.model, plan.experts, job.compute, job.device,
-        job.deals_images,
+        job.deals_images, comm.pulse,
     )  # fmt: skip
     timeline = Timeline(comm.rank)
     run = RankRun(ctx, job.loader, plan.stages, job.lockstep, job.tower, timeline)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from os import PathLike, fspath
 from pathlib import Path
 
+from runtime.alive.leaving import say
 from runtime.blocks.pages import BLOCK
 from runtime.junit import junit as junit_text
 from runtime.junit import junit_error
 from runtime.kv_options import KvOptions
 from runtime.report_html.page import make_page
-from runtime.request import VISION, RunOptions, check_writable, silent
+from runtime.request import TIMEOUT, VISION, RunOptions, check_writable, silent
 from runtime.result import RunResult
 from runtime.run import verify_and_run as run
 from shard_plans.console import ShowProgress
@@ -43,14 +44,17 @@ def verify_and_run(
     logits_out: AnyPath | None = None,
     html: AnyPath | None = None,
     junit: AnyPath | None = None,
+    timeout: float = TIMEOUT,
+    report: Callable[[ReshardError], None] = say,
     progress: ShowProgress = silent,
 ) -> RunResult:
     """Load an output, run its sharded forward pass, compare it with the `reference` checkpoint, and generate.
 
     `input_ids`: the ids themselves, `1,2,3`, or a safetensors file; `prompts`: a file, one a line; `kv_cache`: fp32,
-    bf16, fp8, int8, by default as computed; the rest as the command's options (docs/cli.md). Raises ReshardError for
-    what can't be run as asked, and leaves an error in the `junit` file; what was run and found wrong is in the result's
-    checks.
+    bf16, fp8, int8, by default as computed; the rest as the command's options (docs/cli.md). A rank that is in one
+    operator for more than `timeout` seconds is taken to hang; under torchrun that, or a dead rank, ends this process
+    after `report`. Raises ReshardError for what can't be run as asked, and leaves an error in the `junit` file; what
+    was run and found wrong is in the result's checks.
     """
     if input_ids is None or isinstance(input_ids, (str, PathLike)):
         ids = fspath(input_ids) if input_ids is not None else None
@@ -60,7 +64,7 @@ def verify_and_run(
         out=Path(out), reference=_path(reference), device=device, prompt=prompt, input_ids=ids, prompts=_path(prompts),
         context=context, max_new_tokens=max_new_tokens, compute=compute,
         cache=KvOptions(kv_cache, kv_block, kv_blocks, prefill_chunk), logits_out=_path(logits_out), html=_path(html),
-        junit=_path(junit), backend=backend, vision=vision, progress=progress,
+        junit=_path(junit), backend=backend, vision=vision, timeout=timeout, report=report, progress=progress,
     )  # fmt: skip
     try:
         result = run(options)

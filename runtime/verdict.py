@@ -23,7 +23,7 @@ from runtime.checking.checks import (
 from runtime.checking.handed import exact
 from runtime.opened import Opened
 from runtime.session import Outcome
-from shard_plans.errors import ManifestError, ReshardError
+from shard_plans.errors import ManifestError, NotFinite, ReshardError
 
 SMOKE = "a smoke test: real bugs can pass it"
 
@@ -65,6 +65,8 @@ def checks_of(ran: Ran) -> tuple[Check, ...]:
 
 def _loading(ran: Ran) -> list[Check | None]:
     if ran.fault is not None:
+        if isinstance(ran.fault, NotFinite):
+            return [Check("finite", False, None, 0.0, str(ran.fault), "the forward pass stopped there")]
         if not isinstance(ran.fault, ManifestError):
             return [Check("layers", False, None, LIMIT, str(ran.fault), "the forward pass couldn't be run")]
         return [Check("hashes", False, 1.0, 0.0, str(ran.fault), "loading stopped at the first difference")]

@@ -75,3 +75,7 @@ class CheckFailed(ReshardError):
     """A check ran and found a difference."""
 
     exit_code = 1
+
+
+class NotFinite(CheckFailed):
+    """An operator of the forward pass made a nan or an infinity out of finite numbers."""

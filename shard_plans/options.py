@@ -62,10 +62,15 @@ class Verb(click.Command):
 
     def _refuse(self, ctx: click.Context, error: ReshardError) -> NoReturn:
         silent = os.environ.get("RANK", "0") != "0" or isinstance(error, OtherRankStopped)
-        if ctx.params.get("as_json") and not silent:
-            emit({"error": {"kind": type(error).__name__, "message": str(error)}})
-        click.echo(f"reshard {self.name}: {error}", err=True)
+        refuse(str(self.name), error, bool(ctx.params.get("as_json")) and not silent)
         sys.exit(error.exit_code)
+
+
+def refuse(verb: str, error: ReshardError, as_json: bool) -> None:
+    """Say what ended a verb: one sentence on standard error, and with --json one object."""
+    if as_json:
+        emit({"error": {"kind": type(error).__name__, "message": str(error)}})
+    click.echo(f"reshard {verb}: {error}", err=True)
 
 
 def sizes_options(command: Command) -> Command:

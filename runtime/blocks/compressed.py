@@ -78,5 +78,5 @@ def output(ctx: RankContext, weights: LayerWeights, y: Tensor) -> Tensor:
     grouped = y.reshape(len(y), groups, -1)
     check_inner("attn.o_a", matrix, grouped)
     expect_shape("attn.o_a", matrix, (groups * rank, grouped.shape[-1]))
-    low = torch.einsum("tgi,goi->tgo", grouped, matrix.view(groups, rank, -1))
+    low = ctx.pulse.saw("attn.o_a", torch.einsum("tgi,goi->tgo", grouped, matrix.view(groups, rank, -1)))
     return row_linear(ctx, weights, "attn.o_b", low.reshape(len(y), -1))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from runtime.alive.pulse import Pulse
 from runtime.comm.comm import Comm, NoComm
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Model
@@ -36,6 +37,8 @@ class RankContext:
     device: torch.device
     deals_images: bool = False
     """Whether each tp rank looks at some of the images, instead of all at all (runtime/blocks/dealt_images.py)."""
+    pulse: Pulse = field(default_factory=Pulse)
+    """Told of every operator: blocks hand their products to `pulse.saw`."""
 
     def size(self, name: str) -> int:
         """A named size of the family table; RuntimeFault where the table doesn't give it."""

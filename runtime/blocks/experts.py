@@ -91,4 +91,4 @@ def _product(ctx: RankContext, words: Mapping[str, Any], name: str, stored: Matr
     if sides == "in_out" or (sides == "in_out_unless_packed" and format is None):
         matrix = matrix.T
     check_inner(f"{name}, expert {expert} of this rank", matrix, x)
-    return functional.linear(x, matrix)
+    return ctx.pulse.saw(name, functional.linear(x, matrix))

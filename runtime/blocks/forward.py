@@ -44,6 +44,7 @@ def embed(ctx: RankContext, weights: LayerWeights, ids: Tensor, images: tuple[Te
 
     `images`: tokens [n] whose embeddings give way to vectors [n, hidden], which something else made.
     """
+    ctx.pulse.enter("the embedding")
     x = vocabulary.embed(ctx, weights, ids)
     if images is not None:
         tokens, vectors = images
@@ -74,6 +75,7 @@ def run_pieces(
     Attention runs for each sequence apart; all else takes all rows together.
     """
     check_layer(ctx.model, layer)
+    ctx.pulse.enter(f"layer {layer.index}")
     try:
         return _run_layer(ctx, layer, weights, x, pieces, probe)
     except RuntimeFault as fault:
@@ -85,13 +87,16 @@ def logits(ctx: RankContext, weights: LayerWeights, x: Tensor) -> Tensor:
 
     Reads `norm`, `head` (tied: or `embed`), and out.res_norm and out.res_proj where the stream is attn_res.
     """
-    return vocabulary.logits(ctx, weights, stream.seen(ctx, weights, "out", x))
+    ctx.pulse.enter("the head")
+    scores = vocabulary.logits(ctx, weights, stream.seen(ctx, weights, "out", x))
+    ctx.pulse.settle()
+    return scores
 
 
 def _run_layer(
     ctx: RankContext, layer: Layer, weights: LayerWeights, x: Tensor, pieces: Sequence[Piece], probe: Probe
 ) -> tuple[Tensor, Routing | None]:
-    read = Readings(weights)
+    read = Readings(weights, ctx.pulse)
     probe.saw("stream", x)
     h, add = stream.enter(ctx, layer, read, "attn", x)
     h = model_norm(ctx, read, "attn.norm", h)
@@ -116,6 +121,8 @@ def _run_layer(
         if beside.deep is not None and beside.tokens is not None and layer.index < len(beside.deep):
             x = x.index_add(0, beside.tokens + start, beside.deep[layer.index].to(x.dtype))
         start += len(piece.positions)
+    ctx.pulse.saw("the stream", x)
+    ctx.pulse.settle()
     return x, routing
 
 

@@ -12,7 +12,7 @@ from runtime.blocks.context import RankContext
 from runtime.blocks.convolution import convolve
 from runtime.blocks.delta_rule import chunked, recurrent, unit_length
 from runtime.blocks.linear import check_inner, column_linear, expect_shape, row_linear
-from runtime.blocks.norms import rms_norm
+from runtime.blocks.norms import weighted_norm
 from runtime.blocks.weights import LayerWeights, dense, take
 from shard_plans.families.model import Layer
 
@@ -50,7 +50,7 @@ def gdn(
     o, state = rule(q, k, v, decay, beta.sigmoid(), state)
     if cache is not None:
         cache.replace(positions, [inputs[inputs.shape[0] - tail.shape[0] :].clone(), state])
-    o = rms_norm(o.transpose(0, 1), dense(take(weights, "gdn.norm"), wide), ctx.model.words["eps"])
+    o = weighted_norm(ctx, weights, "gdn.norm", o.transpose(0, 1), ctx.model.words["eps"])
     y = (o * functional.silu(gate.view(tokens, heads, dv).to(wide))).to(ctx.compute).reshape(tokens, -1)
     return row_linear(ctx, weights, "attn.o", y) if dealt else _whole(ctx, weights, y)
 
@@ -97,4 +97,4 @@ def _whole(ctx: RankContext, weights: LayerWeights, y: Tensor) -> Tensor:
     """The product with attn.o where every rank holds all of it: nothing is to be summed."""
     matrix = dense(take(weights, "attn.o"), ctx.compute)
     check_inner("attn.o", matrix, y)
-    return functional.linear(y, matrix)
+    return ctx.pulse.saw("attn.o", functional.linear(y, matrix))

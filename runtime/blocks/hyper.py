@@ -59,4 +59,4 @@ def _raw(
         ("hc_fn", fn, (rows, flat.shape[1])), ("hc_base", base, (rows,)), ("hc_scale", scale, (scales,)),
     ):  # fmt: skip
         expect_shape(f"{block}.{role}", tensor, shape)
-    return functional.linear(flat, fn), base, scale
+    return ctx.pulse.saw(f"{block}.hc_fn", functional.linear(flat, fn)), base, scale

@@ -15,7 +15,7 @@ from runtime.blocks.context import RankContext
 from runtime.blocks.convolution import convolve
 from runtime.blocks.delta_rule import chunked, recurrent, unit_length
 from runtime.blocks.linear import column_linear, expect_shape, output_gate, row_linear
-from runtime.blocks.norms import rms_norm
+from runtime.blocks.norms import weighted_norm
 from runtime.blocks.weights import LayerWeights, dense, take
 from shard_plans.families.model import Layer
 
@@ -53,7 +53,7 @@ def kda(
     o, state = rule(q, k, v, g, beta, state)
     if cache is not None:
         cache.replace(positions, [inputs[inputs.shape[0] - tail.shape[0] :].clone(), state])
-    o = rms_norm(o.transpose(0, 1), dense(take(weights, "kda.o_norm"), wide), ctx.model.words["eps"])
+    o = weighted_norm(ctx, weights, "kda.o_norm", o.transpose(0, 1), ctx.model.words["eps"])
     full = layer.words["gate"] == "full_rank"
     inner, role = (x, "attn.gate") if full else (column_linear(ctx, weights, "kda.g_a", x), "kda.g_b")
     return row_linear(ctx, weights, "attn.o", output_gate(ctx, weights, role, inner, o.reshape(-1, heads * width)))

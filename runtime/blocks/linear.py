@@ -18,14 +18,14 @@ def column_linear(ctx: RankContext, weights: LayerWeights, role: str, x: Tensor)
     matrix = dense(take(weights, role), ctx.compute)
     check_inner(role, matrix, x)
     bias = optional(weights, f"{role}.bias")
-    return functional.linear(x, matrix, None if bias is None else dense(bias, ctx.compute))
+    return ctx.pulse.saw(role, functional.linear(x, matrix, None if bias is None else dense(bias, ctx.compute)))
 
 
 def row_linear(ctx: RankContext, weights: LayerWeights, role: str, x: Tensor) -> Tensor:
     """The product of x [T, local in] and this rank's columns of `role`, summed over tp, then its bias: [T, out]."""
     matrix = dense(take(weights, role), ctx.compute)
     check_inner(role, matrix, x)
-    y = ctx.reduce_tp(functional.linear(x, matrix))
+    y = ctx.reduce_tp(ctx.pulse.saw(role, functional.linear(x, matrix)))
     bias = optional(weights, f"{role}.bias")
     return y if bias is None else y + dense(bias, ctx.compute)
 

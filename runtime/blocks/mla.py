@@ -11,10 +11,10 @@ from runtime.blocks.cache import LayerCache
 from runtime.blocks.context import RankContext
 from runtime.blocks.linear import column_linear, output_gate, row_linear
 from runtime.blocks.mask import Mask
-from runtime.blocks.norms import rms_norm
+from runtime.blocks.norms import weighted_norm
 from runtime.blocks.rope import softmax_scale, turner
 from runtime.blocks.sparse_index import index, left, pick
-from runtime.blocks.weights import LayerWeights, dense, take
+from runtime.blocks.weights import LayerWeights
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Layer
 
@@ -36,13 +36,13 @@ def mla(
     kv_lora, v_dim, latent_eps = ctx.size("kv_lora"), ctx.size("v_dim"), words["latent_eps"]
     if ctx.model.sizes.get("q_lora"):
         low = column_linear(ctx, weights, "attn.q_a", x)
-        low = rms_norm(low, dense(take(weights, "attn.q_a_norm"), ctx.compute), latent_eps)
+        low = weighted_norm(ctx, weights, "attn.q_a_norm", low, latent_eps)
         q = column_linear(ctx, weights, "attn.q_b", low)
     else:
         q = column_linear(ctx, weights, "attn.q", x)
     q_pass, q_turn = torch.split(q.view(-1, heads, nope + rope), [nope, rope], dim=-1)
     latent, k_turn = torch.split(column_linear(ctx, weights, "attn.kv_a", x), [kv_lora, rope], dim=-1)
-    latent = rms_norm(latent, dense(take(weights, "attn.kv_a_norm"), ctx.compute), latent_eps)
+    latent = weighted_norm(ctx, weights, "attn.kv_a_norm", latent, latent_eps)
     turn = turner(words, text, rope, positions, ctx.compute)
     q = torch.cat([q_pass, turn(q_turn)], dim=-1)
     latent = torch.cat([latent, turn(k_turn[:, None])[:, 0]], dim=-1)

@@ -13,10 +13,10 @@ from runtime.blocks.context import RankContext
 from runtime.blocks.experts import Experts, held, products
 from runtime.blocks.ffn import swiglu
 from runtime.blocks.linear import check_inner, column_linear, expect_shape
-from runtime.blocks.norms import rms_norm
+from runtime.blocks.norms import weighted_norm
 from runtime.blocks.probe import NOBODY, Probe
 from runtime.blocks.router import Routing, route
-from runtime.blocks.weights import LayerWeights, dense, optional, take
+from runtime.blocks.weights import LayerWeights, dense, take
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Layer
 
@@ -49,6 +49,7 @@ def moe(
         raise RuntimeFault(f"moe.router scores {router.shape[0]} experts, the model has {ctx.size('experts')}")
     topk, wide_x = ctx.size("topk"), x.to(wide)
     routing = route(words, topk, wide_x, router, bias, _given(ctx, words, weights, ids))
+    ctx.pulse.saw("moe.router", routing.weights)
     probe.saw("router", routing.scores_for_choice)
     instead = probe.routed(routing)
     if instead is not None:
@@ -117,9 +118,8 @@ def combine(ctx: RankContext, words: Mapping[str, Any], weights: LayerWeights, y
     out = (shares[..., None] * y.to(ctx.accumulate())).sum(1).to(ctx.compute)
     if not words.get("latent"):
         return out
-    norm = optional(weights, "moe.latent_norm")
-    if norm is not None:
-        out = rms_norm(out, dense(norm, ctx.compute), ctx.model.words["eps"])
+    if "moe.latent_norm" in weights:
+        out = weighted_norm(ctx, weights, "moe.latent_norm", out, ctx.model.words["eps"])
     return column_linear(ctx, weights, "moe.latent_up", out)
 
 

@@ -31,16 +31,21 @@ def model_norm(ctx: RankContext, weights: LayerWeights, role: str, x: Tensor) ->
     """
     kind, eps, stored = ctx.model.words["norm"], ctx.model.words["eps"], take(weights, role)
     if kind == "rms":
-        return rms_norm(x, dense(stored, x.dtype), eps)
+        return ctx.pulse.saw(role, rms_norm(x, dense(stored, x.dtype), eps))
     wide = unit_rms(x, eps)
     weight = dense(stored, wide.dtype)
-    return (wide * (1 + weight if kind == "rms_zero_centred" else weight)).to(x.dtype)
+    return ctx.pulse.saw(role, (wide * (1 + weight if kind == "rms_zero_centred" else weight)).to(x.dtype))
+
+
+def weighted_norm(ctx: RankContext, weights: LayerWeights, role: str, x: Tensor, eps: float) -> Tensor:
+    """`rms_norm` by the weight `role` [width], taken in x's dtype, with an eps of its own."""
+    return ctx.pulse.saw(role, rms_norm(x, dense(take(weights, role), x.dtype), eps))
 
 
 def biased_norm(ctx: RankContext, weights: LayerWeights, role: str, x: Tensor, eps: float) -> Tensor:
     """`layer_norm` over the last dimension in the compute dtype; reads `role` and its bias."""
     weight, bias = (dense(take(weights, name), ctx.compute) for name in (role, f"{role}.bias"))
-    return layer_norm(x, weight, bias, eps)
+    return ctx.pulse.saw(role, layer_norm(x, weight, bias, eps))
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

@@ -8,8 +8,8 @@ from torch.nn import functional
 from runtime.blocks.context import RankContext
 from runtime.blocks.images import Tower
 from runtime.blocks.linear import column_linear
-from runtime.blocks.norms import biased_norm, rms_norm
-from runtime.blocks.weights import LayerWeights, dense, take
+from runtime.blocks.norms import biased_norm, weighted_norm
+from runtime.blocks.weights import LayerWeights
 
 
 def project(ctx: RankContext, tower: Tower, weights: LayerWeights, x: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ def project(ctx: RankContext, tower: Tower, weights: LayerWeights, x: Tensor) ->
     """
     if tower.kind == "moonvit3d":
         x = perceptron(ctx, weights, "vision.merge0", "vision.merge2", x)
-        return rms_norm(x, dense(take(weights, "vision.merge_norm"), ctx.compute), tower.eps)
+        return weighted_norm(ctx, weights, "vision.merge_norm", x, tower.eps)
     patches = x.view(-1, ctx.size("vt"))
     x = biased_norm(ctx, weights, "vision.merge_norm", patches, tower.eps).view(x.shape)
     return perceptron(ctx, weights, "vision.merge0", "vision.merge2", x)

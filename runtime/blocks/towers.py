@@ -18,7 +18,8 @@ def look(ctx: RankContext, weights: LayerWeights, images: Images) -> tuple[Tenso
 
     [tokens, hidden], and [layers, tokens, hidden] where the tower has such. Reads every vision.* weight.
     """
-    tower, read = read_tower(ctx.model), Readings(weights)
+    ctx.pulse.enter("the vision tower")
+    tower, read = read_tower(ctx.model), Readings(weights, ctx.pulse)
 
     def look_at(some: Images) -> tuple[Tensor, Tensor | None]:
         if tower.kind == "qwen3_vl":

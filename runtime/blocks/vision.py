@@ -17,7 +17,7 @@ from runtime.blocks.attention import attend
 from runtime.blocks.context import RankContext
 from runtime.blocks.images import Images, Tower
 from runtime.blocks.linear import check_inner, column_linear
-from runtime.blocks.norms import biased_norm, rms_norm
+from runtime.blocks.norms import biased_norm, weighted_norm
 from runtime.blocks.projector import project
 from runtime.blocks.rope import rotate
 from runtime.blocks.weights import LayerWeights, dense, optional, take
@@ -53,7 +53,7 @@ def _norm(ctx: RankContext, tower: Tower, weights: LayerWeights, role: str, x: T
     if tower.kind == "moonvit":
         return biased_norm(ctx, weights, role, x, LAYER_EPS)
     # A norm without an eps takes the machine epsilon of what it accumulates in (torch from 2.7 on).
-    return rms_norm(x, dense(take(weights, role), ctx.compute), torch.finfo(ctx.accumulate()).eps)
+    return weighted_norm(ctx, weights, role, x, torch.finfo(ctx.accumulate()).eps)
 
 
 def embed_patches(ctx: RankContext, tower: Tower, weights: LayerWeights, images: Images) -> Tensor:
@@ -78,7 +78,8 @@ def cut_patches(ctx: RankContext, weights: LayerWeights, images: Images) -> Tens
     pixels = images.pixels.to(ctx.device, ctx.compute).flatten(1)
     check_inner("vision.patch", kernel, pixels)
     bias = optional(weights, "vision.patch.bias")
-    return functional.linear(pixels, kernel, None if bias is None else dense(bias, ctx.compute))
+    y = functional.linear(pixels, kernel, None if bias is None else dense(bias, ctx.compute))
+    return ctx.pulse.saw("vision.patch", y)
 
 
 def resize(table: Tensor, rows: int, columns: int, mode: str, corners: bool) -> Tensor:

@@ -33,7 +33,8 @@ def embed(ctx: RankContext, weights: LayerWeights, ids: Tensor) -> Tensor:
     here = (local >= 0) & (local < rows)
     values = table.values if table.format is None else dense(table, ctx.compute)
     picked = values[local.clamp(0, rows - 1)].to(ctx.compute)
-    return ctx.reduce_tp(picked.masked_fill(~here[:, None], 0))  # not a product: another rank's inf must not spread
+    picked = picked.masked_fill(~here[:, None], 0)  # not a product: an inf that no id asked for must not spread
+    return ctx.reduce_tp(ctx.pulse.saw("embed", picked))
 
 
 def logits(ctx: RankContext, weights: LayerWeights, x: Tensor) -> Tensor:
@@ -49,6 +50,7 @@ def logits(ctx: RankContext, weights: LayerWeights, x: Tensor) -> Tensor:
         local = torch.cat([functional.linear(x, slab.to(ctx.compute)) for slab in slabs], dim=-1)
     else:
         local = functional.linear(x, dense(table, ctx.compute))
+    ctx.pulse.saw("head", local)
     if ctx.grid.tp > 1:
         local = torch.cat(ctx.comm.all_gather(local, ctx.grid.tp_group(ctx.at)), dim=-1)
     return local[:, : ctx.size("vocab")]

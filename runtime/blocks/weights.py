@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from runtime.alive.pulse import Pulse
 from runtime.blocks.quantised import FORMATS, dequantise
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.vocabulary import COMPUTED
@@ -68,15 +69,19 @@ def optional(weights: LayerWeights, name: str) -> Stored | None:
 
 
 class Readings(Mapping[str, "Stored | tuple[Stored, ...]"]):
-    """A layer's weights that remembers which were read, so that one that no block reads is noticed."""
+    """A layer's weights that remembers which were read, so that one that no block reads is noticed.
 
-    def __init__(self, weights: LayerWeights) -> None:
-        self._weights = weights
+    Tells `pulse` of each: reading its weight is how an operator begins.
+    """
+
+    def __init__(self, weights: LayerWeights, pulse: Pulse) -> None:
+        self._weights, self._pulse = weights, pulse
         self._read: set[str] = set()
 
     def __getitem__(self, name: str) -> Stored | tuple[Stored, ...]:
         stored = self._weights[name]
         self._read.add(name)
+        self._pulse.begin(name)
         return stored
 
     def __contains__(self, name: object) -> bool:

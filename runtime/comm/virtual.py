@@ -16,6 +16,9 @@ from shard_plans.errors import ReshardError, RuntimeFault
 
 T = TypeVar("T")
 
+PATIENCE = 0.2
+"""Seconds between two looks whether a run was abandoned."""
+
 
 class _Aborted(BaseException):
     """Unwinds a rank after another one failed; never leaves this module."""
@@ -65,6 +68,7 @@ class VirtualWorld:
         self._seats: list[_Seat] = []
         self._mail: dict[tuple[int, int], deque[Tensor]] = {}
         self._failure: tuple[int, BaseException] | None = None
+        self._abandoned = False
 
     def run(self, fn: Callable[[VirtualComm], T]) -> list[T]:
         """Call `fn` once a rank with that rank's Comm, without gradients; return what each rank returned.
@@ -72,7 +76,7 @@ class VirtualWorld:
         A rank's ReshardError is raised again as the same class with the rank named; anything else as RuntimeFault.
         """
         self._seats = [_Seat() for _ in range(self.world)]
-        self._mail, self._failure = {}, None
+        self._mail, self._failure, self._abandoned = {}, None, False
         results: list[Any] = [None] * self.world
         threads = [
             threading.Thread(target=self._live, args=(rank, fn, results), name=f"rank-{rank}", daemon=True)
@@ -83,12 +87,18 @@ class VirtualWorld:
                 thread.start()
             self._seats[0].turn.release()
             for thread in threads:
-                thread.join()
+                while thread.is_alive() and not self._abandoned:
+                    thread.join(PATIENCE)
         except BaseException as fault:
             self._fail(-1, fault)
             raise
         self._raise_failure()
         return results
+
+    def abandon(self, fault: ReshardError) -> None:
+        """End `run` with this fault, from another thread, though a rank hangs: its thread is left behind."""
+        self._fail(-1, fault)
+        self._abandoned = True
 
     def _raise_failure(self) -> None:
         rank, fault = self._failure or (-1, None)

@@ -101,11 +101,6 @@ def zero(array: np.ndarray) -> np.ndarray:
     return np.zeros_like(array)
 
 
-def not_a_number(array: np.ndarray) -> np.ndarray:
-    array.reshape(-1)[0] = 0x7FC0
-    return array
-
-
 def foreign_rows(out: Path) -> None:
     """One tensor of rank 1's file holds what is rank 0's."""
     name = "layers.0.attn.o"
@@ -134,10 +129,6 @@ REHASHED: dict[str, tuple[Callable[[Path], None], str, str, str]] = {
         EXPERT_FILE, r"layers\.1\.experts\.down", "layer 1",
     ),
     "another rank's columns": (foreign_rows, DENSE_FILE, r"layers\.0\.attn\.o", "layer 0"),
-    "not a number": (
-        lambda out: tamper.change(out, DENSE_FILE, "layers.1.attn.norm", not_a_number),
-        DENSE_FILE, r"layers\.1\.attn\.norm", "layer 1.*nan",
-    ),
 }  # fmt: skip
 
 

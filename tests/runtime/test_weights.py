@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.alive.pulse import Pulse
 from runtime.blocks.weights import LayerWeights, Readings, Stored, dense, dense_expert, expert_count, optional, take
 from shard_plans.errors import RuntimeFault
 
@@ -103,7 +104,7 @@ def test_a_lookup_names_what_is_missing() -> None:
 
 
 def test_unread_weights_are_noticed() -> None:
-    read = Readings({"attn.q": Stored(torch.ones(1)), "attn.sinks": Stored(torch.ones(1))})
+    read = Readings({"attn.q": Stored(torch.ones(1)), "attn.sinks": Stored(torch.ones(1))}, Pulse())
     assert "attn.sinks" in read and len(read) == 2 and set(read) == {"attn.q", "attn.sinks"}
     take(read, "attn.q")
     with pytest.raises(RuntimeFault, match=r"no block reads attn\.sinks"):

@@ -100,6 +100,12 @@ def change(out: Path, file: str, tensor: str, edit: Callable[[np.ndarray], np.nd
         shard.data[tensor] = np.ascontiguousarray(edit(array.copy())).tobytes()
 
 
+def not_a_number(array: np.ndarray) -> np.ndarray:
+    """The first number of a bfloat16 array made nan."""
+    array.reshape(-1)[0] = 0x7FC0
+    return array
+
+
 def swap_experts(out: Path, file: str, tensor: str, first: int = 0, second: int = 1) -> None:
     """Exchange two experts of a stacked tensor."""
 
