@@ -61,11 +61,11 @@ def kept(layer: Layer, model: Model, grid: Grid, workload: Workload) -> tuple[Ke
 
 
 def _format(layer: Layer, workload: Workload, engine: Engine) -> KvFormat:
-    """The cache type of a layer: engines store fp8 latents of sparse attention as records of their own."""
+    """The cache type of a layer: engines store fp8, and fp8 latents of sparse attention, as records of their own."""
     own = engine.value("ds_mla")
     if own and workload.kv_dtype == "fp8" and layer.words.get("index") in ("dsa", "previous"):
         return kv_format(own)
-    return kv_format(workload.kv_dtype)
+    return kv_format(engine.value("kv_own", {}).get(workload.kv_dtype, workload.kv_dtype))
 
 
 def _gqa(layer: Layer, model: Model, grid: Grid, kv: KvFormat) -> tuple[Kept, ...]:

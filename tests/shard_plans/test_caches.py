@@ -105,28 +105,29 @@ def test_compressed_attention_is_uncertain() -> None:
 
 def test_index_keys_of_block_sparse_attention_and_chunks() -> None:
     toy = model(2, {"attn": "gqa", "index": "block"}, kv_heads=4, head_dim=128, index_dim=128)
-    assert held(toy, make_grid(tp=2), Workload(100, 1)) == 2 * 100 * (2 * 2 * 128 * 2 + 128 * 2)
+    assert held(toy, make_grid(tp=2), Workload(96, 1)) == 2 * 96 * (2 * 2 * 128 * 2 + 128 * 2)
     chunked = model(1, {"attn": "gqa", "chunk": 64}, kv_heads=1, head_dim=8)
-    assert held(chunked, make_grid(), Workload(1000, 1, prefill_chunk=1)) == 64 * 32
+    assert held(chunked, make_grid(), Workload(1000, 1, prefill_chunk=1)) == (64 + 16) * 32
 
 
 @pytest.mark.parametrize(
     ("dtype", "vector"),
-    [("bf16", 256), ("fp32", 512), ("fp8", 128), ("mxfp8", 132), ("int8", 132), ("fp4", 72)],
+    [("bf16", 256), ("fp32", 512), ("fp8_raw", 128), ("fp8", 132), ("mxfp8", 132), ("int8", 132), ("fp4", 72)],
 )
 def test_scales_of_cache_types(dtype: str, vector: int) -> None:
-    assert kv_format(dtype).vector(128) == vector
+    stored = kv_format("fp8_per_token_head" if dtype == "fp8" else dtype)  # as reshard stores it
+    assert stored.vector(128) == vector and kv_format("fp8").vector(128) == 128
     toy = model(1, {"attn": "gqa"}, kv_heads=2, head_dim=128)
-    assert held(toy, make_grid(), Workload(10, 3, dtype)) == 30 * 2 * 2 * vector
+    assert held(toy, make_grid(), Workload(16, 3, dtype)) == 48 * 2 * 2 * vector
     assert kv_format("fp8_ds_mla").latent(512, 64) == 656 and kv_format("nvfp4_ds_mla").latent(512, 64) == 352
 
 
 def test_pages_windows_and_prefixes() -> None:
     toy = model(1, {"attn": "gqa"}, kv_heads=1, head_dim=8)  # 32 bytes a token
     assert held(toy, make_grid(), Workload(100, 3, engine="vllm")) == 3 * 112 * 32
-    assert held(toy, make_grid(), Workload(100, 3, prefix=40)) == (40 + 3 * 60) * 32
+    assert held(toy, make_grid(), Workload(100, 3, prefix=40, engine="sglang")) == (40 + 3 * 60 + 1) * 32
     assert held(toy, make_grid(), Workload(100, 3, prefix=40, engine="vllm")) == (32 + 3 * 80) * 32  # two whole pages
-    assert held(toy, make_grid(dp=3), Workload(100, 3, prefix=40)) == 100 * 32
+    assert held(toy, make_grid(dp=3), Workload(100, 3, prefix=40)) == 112 * 32
     window = model(1, {"attn": "gqa", "window": 33}, kv_heads=1, head_dim=8)
     assert held(window, make_grid(), Workload(1000, 1, prefill_chunk=16, engine="vllm")) == (3 + 1) * 16 * 32
     assert held(window, make_grid(), Workload(20, 1, prefill_chunk=16, engine="vllm")) == 2 * 16 * 32
@@ -200,7 +201,7 @@ def test_states_and_pages_share_a_pool() -> None:
 def test_a_page_that_holds_a_state() -> None:
     """Qwen3.8-27B, fp8 cache: "Setting attention block size to 1568 tokens", "Padding mamba page size by 0.13%"."""
     toy = gdn_hybrid(4, kv_heads=4, per_key=3)
-    load = Workload(1000, 1, "fp8")
+    load = Workload(1000, 1, "fp8_raw")
     items = [kept(layer, toy, make_grid(), load) for layer in toy.layers]
     state, record = sum(item.state for item in items[0]), items[3][0].record
     assert hybrid_block(record, state, 16) == 1568

@@ -116,12 +116,12 @@ def test_state_of_one_sequence(k3: Binding, tp: int, mib: float) -> None:
     assert round(state / 2**20, 1) == mib
 
 
-@pytest.mark.parametrize(("dtype", "width"), [("bf16", 27_648), ("fp8", 13_824)])
+@pytest.mark.parametrize(("dtype", "width"), [("bf16", 27_648), ("fp8_raw", 13_824), ("fp8", 13_824 + 24 * 4)])
 def test_latent_cache_of_a_token_is_whole_on_every_rank(k3: Binding, dtype: str, width: int) -> None:
     for tp in (1, 8, 16):
-        workload = Workload(context=1000, concurrency=1, kv_dtype=dtype)
+        workload = Workload(context=1024, concurrency=1, kv_dtype=dtype)
         layers = [layer for layer in k3.model.layers if layer.words["attn"] == "mla"]
-        assert sum(kv_cache(layer, k3.model, Grid(tp=tp, etp=tp), workload) for layer in layers) == 1000 * width
+        assert sum(kv_cache(layer, k3.model, Grid(tp=tp, etp=tp), workload) for layer in layers) == 1024 * width
 
 
 def test_a_stage_border_carries_the_bank(k3: Binding) -> None:

@@ -139,15 +139,17 @@ def test_caches_agree_with_public_logs(
 
 def test_caches_of_repeated_heads_windows_types_and_replicas() -> None:
     gqa = model(1, {"attn": "gqa"}, kv_heads=2, head_dim=64)
-    one = cached(gqa, make_grid(), Workload(100, 8))
-    assert one == 2 * 2 * 64 * 100 * 8 * 2
-    assert cached(gqa, make_grid(tp=2), Workload(100, 8)) == one // 2
-    assert cached(gqa, make_grid(tp=8), Workload(100, 8)) == one // 2  # heads are repeated, not cut
-    assert cached(gqa, make_grid(dp=3), Workload(100, 8)) == one * 3 // 8
-    assert cached(gqa, make_grid(), Workload(100, 8, "fp32")) == 2 * one
-    assert cached(gqa, make_grid(), Workload(100, 8, "fp8")) == one // 2
+    one = cached(gqa, make_grid(), Workload(90, 8))
+    assert one == 2 * 2 * 64 * 96 * 8 * 2  # whole blocks of 16
+    assert cached(gqa, make_grid(tp=2), Workload(90, 8)) == one // 2
+    assert cached(gqa, make_grid(tp=8), Workload(90, 8)) == one // 2  # heads are repeated, not cut
+    assert cached(gqa, make_grid(dp=3), Workload(90, 8)) == one * 3 // 8
+    assert cached(gqa, make_grid(), Workload(90, 8, "fp32")) == 2 * one
+    assert (
+        cached(gqa, make_grid(), Workload(90, 8, "fp8")) == one // 2 * 68 // 64
+    )  # and a scale for each token and head
     windowed = model(1, {"attn": "gqa", "window": 11}, kv_heads=2, head_dim=64)
-    assert cached(windowed, make_grid(), Workload(100, 8, prefill_chunk=40)) == one // 2
+    assert cached(windowed, make_grid(), Workload(90, 8, prefill_chunk=22)) == one // 2  # two blocks, or parts of three
     with pytest.raises(FamilyError, match="isn't known"):
         cached(model(1, {"attn": "unheard_of"}), make_grid(), Workload())
     with pytest.raises(FamilyError, match="kv_heads"):
