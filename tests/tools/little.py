@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shard_plans.checkpoints.dtypes import DTYPE_BITS
-from shard_plans.families.dims import extent, stored_extent
+from shard_plans.families.dims import extent, settled, stored_extent
 from shard_plans.families.family import Family
 from shard_plans.families.formats import Format, config_format
 from shard_plans.families.model import Model, bind_model, wanted
@@ -22,7 +22,7 @@ from shard_plans.families.rows import Row, bias_row
 
 INDEX = "model.safetensors.index.json"
 TAIL = 3
-"""Zeros that are stored behind a dimension that ends in `+ zeros`."""
+"""Zeros that are stored behind a dimension that ends in `+ zeros`, and the length of one that is `any`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def _store(
     name: str, row: Row, model: Model, format: Format | None, stored: str | None, dice: random.Random
 ) -> dict[str, Stored]:
     dims = row.dims[1:] if row.stacked else row.dims
-    shape = tuple(extent(dim, model.sizes) for dim in dims)
+    shape = tuple(extent(settled(dim, TAIL), model.sizes) for dim in dims)
     stack = (model.sizes["experts"],) if row.stacked else ()
     swapped = (*shape[:-2], shape[-1], shape[-2]) if row.quant == "swapped" else shape
     if format is not None and swapped[-1] % (format.pack * format.fold) == 0:
