@@ -20,7 +20,7 @@ PROMPTS = (
     "The capital of France is",
     "def fibonacci(n):  # returns the n-th number of the sequence, which begins with 0 and 1",
     "Once upon a time there was a lighthouse keeper who had not spoken to anyone for so long that he began to greet "
-    "the gulls by name. One morning, after a storm, he found on the rocks below his door a small wooden box, and inside it",
+    "the gulls by name. One morning, after a storm, he found on the rocks below his door a wooden box, and inside it",
 )
 
 Answers = list[list[int]]
