@@ -17,6 +17,7 @@ def show_run(result: RunResult) -> None:
     console = out()
     console.print(verdict(result), style="bold green" if result.passed else "bold red", markup=False)
     _checks(console, result)
+    _sensitivity(console, result)
     _figures(console, result)
     if result.generated:
         console.print(f"generated: {', '.join(map(str, result.generated))}", markup=False)
@@ -39,6 +40,20 @@ def _checks(console: Console, result: RunResult) -> None:
     for check in result.checks:
         if check.note:
             console.print(f"  {check.name}: {check.note}", markup=False)
+
+
+def _sensitivity(console: Console, result: RunResult) -> None:
+    if not result.sensitivity:
+        return
+    console.print("If one group of weights alone were stored in 8 bits, with the costliest first:")
+    table = Table("group", "format", box=None, pad_edge=False, header_style="bold")
+    for name in ("divergence", "log-likelihood", "cosine", "routes alike"):
+        table.add_column(name, justify="right")
+    for cost in result.sensitivity:
+        alike = "" if cost.alike is None else f"{cost.alike:.1%}"
+        numbers = (f"{cost.divergence:.2e}", f"{cost.likelihood:+.5f}", f"{cost.cosine:.6f}", alike)
+        table.add_row(cost.group, cost.format, *numbers)
+    console.print(table)
 
 
 def _figures(console: Console, result: RunResult) -> None:

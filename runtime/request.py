@@ -54,6 +54,8 @@ class RunOptions:
     """None: PROMPT_TOKENS with prompts, else 0."""
     cache: KvOptions = field(default_factory=KvOptions)
     compute: str = "float32"
+    sensitivity: bool = False
+    """Measure what each group of weights costs in 8 bits."""
     logits_out: Path | None = None
     html: Path | None = None
     """Where to write the report as a page, ..."""
@@ -90,9 +92,14 @@ class Request:
     new_tokens: int
 
     @property
+    def texts(self) -> list[list[int]]:
+        """What is run and compared: the prompts, or the ids."""
+        return self.prompts or [self.ids]
+
+    @property
     def answered(self) -> list[list[int]]:
         """What is continued: the prompts, or the ids; empty where nothing is."""
-        return [] if not self.new_tokens else self.prompts or [self.ids]
+        return self.texts if self.new_tokens else []
 
 
 def open_request(options: RunOptions) -> Request:
@@ -108,6 +115,8 @@ def open_request(options: RunOptions) -> Request:
         raise RuntimeFault(f"--max-new-tokens is {options.max_new_tokens}; it can't be negative")
     for word in ("logits_out", "html", "junit"):
         check_writable(f"--{word.replace('_', '-')}", getattr(options, word), options.out)
+    if options.sensitivity and options.reference is None:
+        raise RuntimeFault("--sensitivity needs --reference CHECKPOINT: it rounds that checkpoint's weights")
     options.cache.check()
     _check_sources(options)
     opened = open_output(options.out)
@@ -127,6 +136,8 @@ def open_request(options: RunOptions) -> Request:
         check_ids(each, new_tokens if each in request.answered else 0, opened.model)
     check_images(ids, images, opened.model)
     options.cache.check_room(opened.model.forward_layers, [len(each) for each in request.answered], new_tokens)
+    if images is not None and options.sensitivity:
+        raise RuntimeFault("--sensitivity takes texts, and the ids hold images; give other ids or a prompt")
     if images is not None and options.cache.chunk is not None:
         raise RuntimeFault("--prefill-chunk can't cut ids that hold images; leave it out")
     return request
@@ -134,9 +145,10 @@ def open_request(options: RunOptions) -> Request:
 
 def _check_sources(options: RunOptions) -> None:
     """Raise RuntimeFault for options that both say which tokens are run."""
-    given: dict[str, object] = {"prompt": options.prompt, "input-ids": options.input_ids, "prompts": options.prompts}
-    if options.prompts is None:
-        given["context"] = options.context
+    given = {
+        "prompt": options.prompt, "input-ids": options.input_ids, "prompts": options.prompts,
+        "context": options.context,
+    }  # fmt: skip
     names = [f"--{name}" for name, value in given.items() if value is not None]
     if len(names) > 1:
         raise RuntimeFault(f"{names[0]} contradicts {names[1]}; give one of them")

@@ -7,6 +7,7 @@ from typing import Any
 
 from runtime.checking.checks import Check
 from runtime.checking.figures import LayerFigures
+from runtime.checking.sensitivity import Cost
 from runtime.timeline import Span
 
 
@@ -36,6 +37,8 @@ class RunResult:
     """What was measured of each layer."""
     timeline: tuple[Span, ...] = ()
     """When each rank ran each section of its first pass."""
+    sensitivity: tuple[Cost, ...] = ()
+    """What each group of weights costs in 8 bits, where it was asked for."""
     figures: dict[str, Any] = field(default_factory=dict)
     """input_ids, tokens, images, ranks, device, seconds, bytes_read, seconds_waited, kv_cache_bytes."""
     reports: bool = True
@@ -47,5 +50,6 @@ class RunResult:
             "passed": self.passed, "checks": [check.as_dict() for check in self.checks],
             "generated": list(self.generated), "text": self.text, "answers": [asdict(each) for each in self.answers],
             "not_checked": list(self.not_checked), "layers": [layer.as_dict() for layer in self.layers],
+            "sensitivity": [cost.as_dict() for cost in self.sensitivity],
             "timeline": [span.as_list() for span in self.timeline], **self.figures,
         }  # fmt: skip

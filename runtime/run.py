@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from runtime.checking.handed import reference_dtype
 from runtime.checking.precision import judge_precision
 from runtime.checking.rebuilt import Rebuilt
 from runtime.checking.reference import Reference
+from runtime.checking.sensitivity import Cost, sensitivity
 from runtime.launch import agree, join, one_rank_a_process, room, run_ranks, tower_loader
 from runtime.loading.loader import Loader, LoadOptions
 from runtime.request import COMPUTE, Request, RunOptions, open_request
@@ -85,9 +87,11 @@ def _run(
             watch.add("rank 0, the reference", pass_over.context.pulse)
     outcome: Outcome | None = None
     precision: Check | None = None
+    costs: tuple[Cost, ...] = ()
     fault: ReshardError | None = None
     reports = here
-    figures: dict[str, Any] = {"input_ids": request.ids, "tokens": len(request.ids)}
+    figures: dict[str, Any] = {"input_ids": [] if request.prompts else request.ids}
+    figures["tokens"] = sum(map(len, request.texts))
     figures |= {"ranks": opened.plan.grid.world, "device": str(device), "compute": options.compute}
     figures |= {"family": opened.model.family, "parallel": asdict(opened.plan.grid)}
     if request.images is not None:
@@ -96,8 +100,9 @@ def _run(
         loader = stack.enter_context(agree(comm, device, lambda: _loader(request, comm)))
         tower = agree(comm, device, lambda: _tower(request, comm, stack))
         reports = True  # from here on a rank may fail alone, and then it is the one that knows why
+        texts = tuple(torch.tensor(ids, device=device) for ids in request.texts)
         job = Job(
-            opened, torch.tensor(request.ids, device=device), COMPUTE[options.compute], device, loader,
+            opened, texts, COMPUTE[options.compute], device, loader,
             comm is None and not loader.all_kept, options.reference is not None, reference, _wanted(request),
             request.images, tower, options.vision == "data-parallel",
         )  # fmt: skip
@@ -106,9 +111,13 @@ def _run(
         if job.wanted is not None:
             figures["kv_cache_bytes"] = outcome.cache_bytes
         if reference is not None and own is not None and own is not reference:
-            precision = _precision(request, reference, own, outcome, job.ids)
+            precision = _precision(request, reference, own, outcome, texts)
+        if own is not None and options.sensitivity:
+            with options.progress("rounding groups of weights", "layers") as advance:
+                costs = tuple(sensitivity(own, texts, advance))
         figures |= {"bytes_read": outcome.loaded, "seconds_waited": round(loader.seconds_waited, 3)}
         figures |= {**summed(outcome.spans), "peak_memory": outcome.peak}
+        figures["texts"] = [text.as_dict() for text in outcome.texts]
         figures |= {} if outcome.speed is None else outcome.speed.as_dict()
     except (ManifestError, NotFinite) as found:
         fault = found
@@ -118,7 +127,7 @@ def _run(
         fault = found  # the bytes are known to be wrong, and this is what they led to
     figures["seconds"] = round(time.monotonic() - began, 3)
     return Ran(opened, COMPUTE[options.compute], options.reference is not None, options.check_hashes, at_rest, outcome,
-               fault, figures, reports, precision, options.cache.lossless(COMPUTE[options.compute]))  # fmt: skip
+               fault, figures, reports, precision, options.cache.lossless(COMPUTE[options.compute]), costs)  # fmt: skip
 
 
 def _reference(request: Request, stack: ExitStack) -> tuple[CheckResult | None, Reference | None, Reference | None]:
@@ -146,7 +155,9 @@ def _reference(request: Request, stack: ExitStack) -> tuple[CheckResult | None, 
     return at_rest, reference, own
 
 
-def _precision(request: Request, reference: Reference, own: Reference, outcome: Outcome, ids: Tensor) -> Check | None:
+def _precision(
+    request: Request, reference: Reference, own: Reference, outcome: Outcome, texts: Sequence[Tensor]
+) -> Check | None:
     """What the plan's change of precision does; None where it cost nothing, or images take part."""
     opened, tally = request.opened, Tally()
     tally.take(read_shard_manifest(opened.out, file.name, opened.root) for file in opened.root.files)
@@ -154,7 +165,7 @@ def _precision(request: Request, reference: Reference, own: Reference, outcome: 
     if not lossy or request.images is not None:
         return None
     with request.options.progress("judging precision", "layers"):
-        return judge_precision(own, reference, ids, outcome.logits, lossy, opened.plan.weights)
+        return judge_precision(own, reference, texts, outcome.logits, lossy, opened.plan.weights)
 
 
 def _loader(request: Request, comm: WatchedComm | None) -> Loader:
@@ -197,6 +208,7 @@ def _result(request: Request, ran: Ran) -> RunResult:
         all(found.passed for found in checks), checks, () if alone is None else alone.generated,
         None if alone is None else alone.text, answered if request.prompts else (), not_checked(ran, bool(answers)),
         ran.outcome.layers if ran.outcome is not None else (), ran.outcome.spans if ran.outcome is not None else (),
+        ran.sensitivity,
         ran.figures,
     )  # fmt: skip
 

@@ -12,16 +12,18 @@ from runtime.alive.watched import WatchedComm
 from runtime.answers import Wanted, answer
 from runtime.blocks.forward import RankContext
 from runtime.blocks.images import Images
+from runtime.blocks.places import whole_pieces
 from runtime.checking.cached import Compared
 from runtime.checking.checks import Measure, gather, limits
-from runtime.checking.compare import cosine, divergence, log_likelihood, relative
+from runtime.checking.compare import cosine, divergence, relative
 from runtime.checking.figures import LayerFigures, lacking, merge
 from runtime.checking.handed import exact
 from runtime.checking.ladder import Ladder
+from runtime.checking.likelihood import TextFigures, mean_likelihood, text_figures
 from runtime.checking.reference import Reference
 from runtime.loading.loader import Loader
 from runtime.opened import Opened
-from runtime.passes import RankRun, forward_pass
+from runtime.passes import RankRun, batch_pass
 from runtime.peak import peak_memory
 from runtime.timeline import Span, Speed, Timeline
 from shard_plans.console import Advance
@@ -32,8 +34,8 @@ class Job:
     """What the ranks of a process are to do."""
 
     opened: Opened
-    ids: Tensor
-    """[tokens] int64, on the device."""
+    texts: tuple[Tensor, ...]
+    """Ids of what is run and compared, [tokens] int64 each, on the device."""
     compute: torch.dtype
     device: torch.device
     loader: Loader
@@ -45,7 +47,7 @@ class Job:
     wanted: Wanted | None
     """What is to be answered through the cache."""
     images: Images | None = None
-    """What the placeholders among the ids stand for."""
+    """What the placeholders among the ids of the only text stand for."""
     tower: Loader | None = None
     """Loads what looks at them, in a process with ranks of the first stage."""
     deals_images: bool = False
@@ -82,6 +84,8 @@ class Outcome:
     """When each rank ran each section."""
     peak: int
     """The most bytes that a process held (runtime/peak.py)."""
+    texts: tuple[TextFigures, ...]
+    """How likely each text is, on rank 0."""
 
 
 def run_rank(job: Job, comm: WatchedComm) -> Outcome:
@@ -93,11 +97,12 @@ def run_rank(job: Job, comm: WatchedComm) -> Outcome:
     )  # fmt: skip
     timeline = Timeline(comm.rank)
     run = RankRun(ctx, job.loader, plan.stages, job.lockstep, job.tower, timeline)
-    tokens = len(job.ids)
+    tokens = sum(map(len, job.texts))
     with torch.no_grad():
         reference = job.reference if comm.rank == 0 else None
-        ladder = Ladder(run, job.ids, job.compare, reference, job.images, job.advance)
-        scores = forward_pass(run, job.ids, torch.arange(tokens, device=job.device), None, ladder, job.images)
+        ladder = Ladder(run, job.texts, job.compare, reference, job.images, job.advance)
+        pieces = whole_pieces(ctx.model, job.texts, job.images)
+        scores = batch_pass(run, pieces, ladder, job.images)
         logits = _bring_home(run, scores, tokens)
         answered = None if job.wanted is None else answer(run, job.wanted)
         mine = {
@@ -113,8 +118,11 @@ def run_rank(job: Job, comm: WatchedComm) -> Outcome:
         replicas = [found for found in gather(comm, job.device, agreed) if found is not None]
         measures = [Measure(**entry) for found in every for entry in found["measures"]]
         measures += [Measure("replicas", error, where) for error, where, _ in replicas]
-        if logits is not None and job.reference is not None:
-            measures += _compare_logits(job, logits, job.reference.logits())
+        texts: list[TextFigures] = []
+        if logits is not None:
+            theirs = None if job.reference is None else job.reference.logits()
+            texts = list(text_figures(logits, job.texts, theirs))
+            measures += [] if theirs is None else _compare_logits(job, logits, theirs)
     figures = [LayerFigures(**entry) for found in every for entry in found["layers"]]
     if job.reference is not None:
         measures += lacking(job.reference.context.model.forward_layers, figures, plan.grid.stage_ranks)
@@ -127,7 +135,7 @@ def run_rank(job: Job, comm: WatchedComm) -> Outcome:
         agreed=min((count for _, _, count in replicas), default=tokens),
         speed=None if answered is None else answered.speed,
         spans=tuple(Span(*span) for found in every for span in found["spans"]),
-        peak=max(found["peak"] for found in every), **total,
+        peak=max(found["peak"] for found in every), texts=tuple(texts), **total,
     )  # fmt: skip
 
 
@@ -181,6 +189,6 @@ def _compare_logits(job: Job, logits: Tensor, reference: Tensor) -> Iterator[Mea
         return
     yield Measure("logits", cosine(logits, reference), where)
     yield Measure("divergence", divergence(logits, reference), where)
-    if len(logits) > 1:
-        ours, theirs = log_likelihood(logits, job.ids), log_likelihood(reference, job.ids)
+    if any(len(ids) > 1 for ids in job.texts):
+        ours, theirs = mean_likelihood(logits, job.texts), mean_likelihood(reference, job.texts)
         yield Measure("likelihood", abs(ours - theirs) / abs(theirs), where)

@@ -21,6 +21,7 @@ from runtime.checking.checks import (
     make_check,
 )
 from runtime.checking.handed import exact
+from runtime.checking.sensitivity import Cost
 from runtime.opened import Opened
 from runtime.session import Outcome
 from shard_plans.errors import ManifestError, NotFinite, ReshardError
@@ -49,6 +50,8 @@ class Ran:
     """What the plan's change of precision does, where it changes something."""
     lossless_cache: bool = True
     """The cache keeps what is computed."""
+    sensitivity: tuple[Cost, ...] = ()
+    """What each group of weights costs in 8 bits, where it was asked for."""
 
 
 def checks_of(ran: Ran) -> tuple[Check, ...]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from runtime.blocks.beside import Beside
 from runtime.blocks.images import Images, read_tower
+from runtime.blocks.piece import Piece
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Model
 
@@ -18,6 +21,14 @@ def beside_images(model: Model, ids: Tensor, images: Images | None) -> Beside:
     tokens = (ids == read_tower(model).placeholder).nonzero().flatten()
     turned = any(layer.words.get("rope") == "mrope_interleaved" for layer in model.layers)
     return Beside(ids, find_places(model, ids, images) if turned else None, tokens=tokens)
+
+
+def whole_pieces(model: Model, texts: Sequence[Tensor], images: Images | None = None) -> list[Piece]:
+    """Whole texts, ids [tokens] each, that no cache is kept of; `images` are those of the first."""
+    return [
+        Piece(torch.arange(len(ids), device=ids.device), beside_images(model, ids, None if number else images))
+        for number, ids in enumerate(texts)
+    ]
 
 
 def find_places(model: Model, ids: Tensor, images: Images) -> Tensor:

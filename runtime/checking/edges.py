@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -14,17 +15,19 @@ from runtime.hand_over import hand_over, picks_wanted
 from runtime.passes import RankRun
 
 
-def handed_over(run: RankRun, stage: int, x: Tensor, beside: Beside) -> Tensor | None:
+def handed_over(run: RankRun, stage: int, x: Tensor, pieces: Sequence[Piece]) -> Tensor | None:
     """The stream x [tokens, .., hidden] as it comes to `stage` from the one before; every rank calls it.
 
     None on other stages. What goes with the stream goes too; of an indexer's picks only the shape.
     """
-    ctx, tokens = run.ctx, len(x)
+    ctx, sent_along = run.ctx, []
     picks = picks_wanted(ctx.model, run.stages, stage)
-    picked = torch.zeros((tokens, min(picks, tokens)), dtype=torch.int64, device=x.device) if picks else None
-    piece = Piece(torch.arange(tokens, device=x.device), replace(beside, picked=picked))
+    for piece in pieces:
+        tokens = len(piece.positions)
+        picked = torch.zeros((tokens, min(picks, tokens)), dtype=torch.int64, device=x.device) if picks else None
+        sent_along.append(replace(piece, beside=replace(piece.beside, picked=picked)))
     sent = x.to(ctx.compute) if ctx.at.stage == stage - 1 else None
-    return hand_over(ctx, run.stages, stage - 1, sent, [piece])
+    return hand_over(ctx, run.stages, stage - 1, sent, sent_along)
 
 
 def stream_error(x: Tensor, reference: Tensor, beside: Beside, exact: bool) -> tuple[float, int] | None:

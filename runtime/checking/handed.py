@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from runtime.blocks import stream
 from runtime.blocks.context import RankContext
 from runtime.blocks.images import Images
-from runtime.blocks.places import beside_images
+from runtime.blocks.places import whole_pieces
 from runtime.checking.compare import relative_margin
 from runtime.checking.probes import Routes, operators
 from runtime.checking.reference import Record, Reference
@@ -46,26 +46,31 @@ class Given:
 class Handed:
     """The reference's pass as every rank sees it; all ranks make the same calls in the same order."""
 
-    def __init__(self, ctx: RankContext, ids: Tensor, reference: Reference | None, images: Images | None) -> None:
-        """`reference` is given on rank 0 alone; it starts over with the ids [tokens]."""
-        self._ctx, self._reference, self._tokens = ctx, reference, len(ids)
+    def __init__(
+        self, ctx: RankContext, texts: Sequence[Tensor], reference: Reference | None, images: Images | None
+    ) -> None:
+        """`reference` is given on rank 0 alone; it starts over with the texts, ids [tokens] each."""
+        self._ctx, self._reference, self._tokens = ctx, reference, sum(map(len, texts))
         self._wide = reference_dtype(ctx.compute)
-        self.beside = beside_images(ctx.model, ids, images)
-        """What is known beside the reference's stream."""
-        self.out = self._stream(None if reference is None else reference.begin(ids, images))
+        self.pieces = whole_pieces(ctx.model, texts, images)
+        """The texts, with what is known beside the reference's stream."""
+        self.out = self._stream(None if reference is None else reference.begin_all(texts, images))
         """The reference's stream so far."""
-        if self.beside.tokens is not None and ctx.model.sizes.get("deepstack"):
-            deep = None if reference is None else reference.beside.deep
-            self.beside.deep = ctx.comm.broadcast(deep, 0, deep_shape(ctx.model, self.beside.tokens), self._wide)
+        first = self.pieces[0].beside
+        if first.tokens is not None and ctx.model.sizes.get("deepstack"):
+            deep = None if reference is None else reference.pieces[0].beside.deep
+            first.deep = ctx.comm.broadcast(deep, 0, deep_shape(ctx.model, first.tokens), self._wide)
 
     def next_layer(self, layer: Layer) -> Given:
         """Run the reference's layer and hand its results round."""
         ctx, record = self._ctx, None if self._reference is None else self._reference.next_layer()
         start, self.out = self.out, self._stream(None if record is None else record.out)
         if layer.words.get("index") == "previous":
-            shape = (self._tokens, min(self._tokens, picks_before(ctx.model, layer.index)))
-            picked = None if record is None else record.beside.picked
-            self.beside.picked = ctx.comm.broadcast(picked, 0, shape, torch.int64)
+            for number, piece in enumerate(self.pieces):
+                tokens = len(piece.positions)
+                shape = (tokens, min(tokens, picks_before(ctx.model, layer.index)))
+                picked = None if record is None else record.pieces[number].beside.picked
+                piece.beside.picked = ctx.comm.broadcast(picked, 0, shape, torch.int64)
         made = {
             name: ctx.comm.broadcast(
                 None if record is None else record.made[name], 0,

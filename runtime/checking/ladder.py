@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from runtime.blocks import forward, stream
-from runtime.blocks.beside import Beside
 from runtime.blocks.forward import Routing
 from runtime.blocks.images import Images
+from runtime.blocks.piece import Piece
 from runtime.blocks.probe import NOBODY, Probe
 from runtime.blocks.weights import LayerWeights
 from runtime.checking.checks import Measure, limits, worst
@@ -35,23 +36,24 @@ class Ladder:
     def __init__(
         self,
         run: RankRun,
-        ids: Tensor,
+        texts: Sequence[Tensor],
         compare: bool,
         reference: Reference | None,
         images: Images | None = None,
         advance: Advance | None = None,
     ) -> None:
-        """`compare`: there is a reference, which is given on rank 0 alone; `advance` is told of every layer."""
+        """`texts`: ids [tokens] of each, whose rows lie one behind the other. `compare`: there is a reference, which is
+        given on rank 0 alone. `advance` is told of every layer.
+        """
         self._advance = advance
-        self.run, self.ctx, self._tokens = run, run.ctx, len(ids)
+        self.run, self.ctx, self._sizes = run, run.ctx, [len(ids) for ids in texts]
         self._exact, self._noise = exact(run.ctx.compute), NOISE[run.ctx.compute]
         self._limit = limits(run.ctx.compute)[0]
-        self._positions = torch.arange(len(ids), device=run.ctx.device)
-        self._handed = Handed(run.ctx, ids, reference, images) if compare else None
+        self._handed = Handed(run.ctx, texts, reference, images) if compare else None
         self._given: Given | None = None
         self._replay: Replay | None = None
-        self.untied = len(ids)
-        """Tokens before the first whose route in this rank's own pass was a near-tie."""
+        self.untied = sum(self._sizes)
+        """Rows before the first whose route in this rank's own pass was a near-tie."""
         self.wrong = self.routed = 0
         """Tokens and layers routed elsewhere than the reference, fed with its input (in low precision by near-ties
         too), and all of them.
@@ -83,7 +85,7 @@ class Ladder:
         self._given = given = self._handed.next_layer(layer)
         stage = self.run.stage_of(layer.index)
         if stage and layer.index == self.run.stages[stage][0]:
-            self._entered(f"handed to stage {stage}", handed_over(self.run, stage, given.start, self._handed.beside))
+            self._entered(f"handed to stage {stage}", handed_over(self.run, stage, given.start, self._handed.pieces))
         self._replay = Replay(given.routes, self._noise, given.start) if self._exact and given.routes else None
         return self._replay or NOBODY
 
@@ -96,32 +98,37 @@ class Ladder:
         if routing is not None:
             margin = relative_margin(routing)
             near = margin <= self._noise
-            self.untied = min(self.untied, *near.nonzero().flatten().tolist(), self._tokens)
+            self.untied = min([self.untied, *near.nonzero().flatten().tolist()])
             found.margin = float(margin.min())
             if self.ctx.at.dp == self.ctx.at.tp == 0:
                 found.load = routing.indices.flatten().bincount(minlength=self.ctx.size("experts")).tolist()
         if self._given is not None and self._handed is not None:
             if layer.index == 0:
                 self._entered("embedding", start)
-            self._compare(layer, weights, out, found, self._given, self._handed.beside)
+            self._compare(layer, weights, out, found, self._given, self._handed.pieces)
 
     def _entered(self, what: str, x: Tensor | None) -> None:
         """Compare what came into the stage with the reference's stream there."""
         if x is None or self._given is None or self._handed is None:
             return
-        found = stream_error(x, self._given.start, self._handed.beside, self._exact)
+        found = stream_error(x, self._given.start, self._handed.pieces[0].beside, self._exact)
         if found is not None:
-            token = f", token {found[1]}" if self._exact else ""
+            token = f", {self._token(found[1])}" if self._exact else ""
             self._note("layers", found[0], f"{what}, rank {self.ctx.at.rank}{token}")
 
     def _compare(
-        self, layer: Layer, weights: LayerWeights, out: Tensor, found: LayerFigures, given: Given, beside: Beside
-    ) -> None:
+        self, layer: Layer, weights: LayerWeights, out: Tensor, found: LayerFigures, given: Given,
+        pieces: Sequence[Piece],
+    ) -> None:  # fmt: skip
         ctx, where = self.ctx, f"layer {layer.index}, rank {self.ctx.at.rank}"
         probe = Compared(given.made, given.routes, self._noise, self._exact)
         begin = given.start.to(ctx.compute)
-        alone, _ = forward.run_layer(ctx, layer, weights, begin, None, self._positions, beside, probe)
-        stepped = decode(ctx, layer, weights, begin, beside, given.routes, self._noise)
+        alone, _ = forward.run_pieces(ctx, layer, weights, begin, pieces, probe)
+        longest = self._sizes.index(max(self._sizes))
+        first = sum(self._sizes[:longest])
+        rows = slice(first, first + self._sizes[longest])
+        routes = None if given.routes is None else given.routes.rows(rows.start, rows.stop)
+        stepped = decode(ctx, layer, weights, begin[rows], pieces[longest].beside, routes, self._noise)
         self._routing(where, found, probe, given)
         self._operators(where, layer, found, probe)
         for check, x in (("layers", alone), ("hidden", out), ("decode", stepped)):
@@ -131,18 +138,19 @@ class Ladder:
                 words = f"{where}: {x.shape[1]} vectors a token, the reference has {given.out.shape[1]}"
                 self._note(check, math.inf if self._exact else -1.0, words)
                 continue
-            theirs = given.out[-len(x) :]
+            stop = rows.stop if check == "decode" else len(given.out)
+            here = slice(stop - len(x), stop)
+            theirs = given.out[here]
             if not self._exact:
                 value, words = cosine(x, theirs), where
             elif check == "hidden":
                 value, words = relative(x, theirs), where
             else:
-                base = stream.carry(ctx.model, layer, given.start)[-len(x) :]
+                base = stream.carry(ctx.model, layer, given.start)[here]
                 value, row = layer_error(base, x, theirs)
-                token = self._tokens - len(x) + row
-                words = f"{where}, token {token}"
+                words = f"{where}, {self._token(here.start + row)}"
                 if probe.own is not None and given.routes is not None:
-                    words += f" (experts {', '.join(map(str, given.routes.ids[token].tolist()))})"
+                    words += f" (experts {', '.join(map(str, given.routes.ids[here.start + row].tolist()))})"
             setattr(found, "alone" if check == "layers" else check, value)
             self._note(check, value, words)
 
@@ -154,7 +162,7 @@ class Ladder:
         pick = max if self._exact else min
         first = failed[0] if failed else pick(seen, key=lambda name: probe.found[name][0])
         value, token = probe.found[first]
-        words = f"{where}, {first}" + (f", token {token}" if self._exact else "")
+        words = f"{where}, {first}" + (f", {self._token(token)}" if self._exact else "")
         order = layer.index * len(OPERATORS) + OPERATORS.index(first)
         known = self._worst.get("operators")
         if known is None or not self._exact or known.value <= self._limit:
@@ -173,11 +181,18 @@ class Ladder:
             self._note("routing", 1 - differ / max(1, routed.tokens), where)
         elif routed.wrong:
             token = routed.wrong[0]
-            words = f"{where}, token {token}: experts {sorted(probe.own[token].tolist())}, the reference chose "
+            words = f"{where}, {self._token(token)}: experts {sorted(probe.own[token].tolist())}, the reference chose "
             words += f"{sorted(ids[token].tolist())} by a margin of {float(given.routes.margin[token]):.1e}"
             self._note("routing", float(len(routed.wrong)), words)
         else:
             self._note("routing", 0.0, f"{where}, smallest margin {routed.margin:.1e}")
+
+    def _token(self, row: int) -> str:
+        """A row in words: the token, and its text where there are several."""
+        number = 0
+        while row >= self._sizes[number]:
+            row, number = row - self._sizes[number], number + 1
+        return f"token {row}" if len(self._sizes) == 1 else f"prompt {number}, token {row}"
 
     def _note(self, check: str, value: float, where: str, order: int = 0) -> None:
         new, known = Measure(check, value, where, order), self._worst.get(check)

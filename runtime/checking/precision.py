@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from runtime.blocks import forward
 from runtime.checking.checks import Check
-from runtime.checking.compare import cosine, log_likelihood
+from runtime.checking.compare import cosine
+from runtime.checking.likelihood import mean_likelihood
 from runtime.checking.reference import Reference
 from shard_plans.documents.conversions import ConvertedTensor
 from shard_plans.families.weights import formats
@@ -21,22 +23,21 @@ PACKED = ("U8", "I32")
 
 
 def judge_precision(
-    own: Reference, converted: Reference, ids: Tensor, logits: Tensor | None, lossy: Sequence[ConvertedTensor],
-    weights: Mapping[str, str],
+    own: Reference, converted: Reference, texts: Sequence[Tensor], logits: Tensor | None,
+    lossy: Sequence[ConvertedTensor], weights: Mapping[str, str],
 ) -> Check:  # fmt: skip
     """Each layer with converted weights, fed with the input that it has in the pass of the checkpoint's own (`own`).
 
     `logits` are those that the ranks computed; how far they went from the checkpoint's is told, not judged: that grows
     with every layer, and with every near-tie of a router.
     """
-    own.begin(ids)
+    own.begin_all(texts)
     worst, where = 1.0, ""
-    positions = torch.arange(len(ids), device=own.context.device)
     with torch.no_grad():
         for layer in own.context.model.forward_layers:
             record = own.next_layer()
             loaded = converted.weights(layer.index)
-            out, _ = forward.run_layer(converted.context, layer, loaded, record.start, None, positions, record.beside)
+            out, _ = forward.run_pieces(converted.context, layer, loaded, record.start, record.pieces)
             found = cosine(out, record.out)
             if not found >= worst:
                 worst, where = found, f"layer {layer.index}"
@@ -47,7 +48,7 @@ def judge_precision(
     note = f"least cosine of a layer with converted weights ({words}) to the checkpoint's, fed with the same input"
     if logits is not None:
         note += f"; end to end the logits' cosine is {cosine(logits, theirs):.4f}"
-        if len(ids) > 1:
-            before, after = log_likelihood(theirs, ids), log_likelihood(logits, ids)
+        before, after = mean_likelihood(theirs, texts), mean_likelihood(logits, texts)
+        if math.isfinite(before):
             note += f", the log-likelihood goes from {before:.4f} to {after:.4f}"
     return Check("precision", worst >= limit, worst, limit, where, f"{note}; a smoke test", "least")

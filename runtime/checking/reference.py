@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -18,16 +18,18 @@ import torch
 from torch import Tensor
 
 from runtime.blocks import forward, towers
-from runtime.blocks.forward import Beside, RankContext, Routing
+from runtime.blocks.forward import RankContext, Routing
 from runtime.blocks.images import Images
-from runtime.blocks.places import beside_images
-from runtime.blocks.weights import LayerWeights, Stored
+from runtime.blocks.piece import Piece
+from runtime.blocks.places import whole_pieces
+from runtime.blocks.weights import LayerWeights
 from runtime.checking.probes import Recorder
 from runtime.checking.rebuilt import Rebuilt
 from runtime.checking.stored import StoredWeights
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.binding import Binding
 from shard_plans.families.model import Layer
+from shard_plans.families.weights import group_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,14 +43,14 @@ class Record:
     """The stream out of it."""
     routing: Routing | None
     """Where the tokens went, if the layer is a mixture of experts."""
-    beside: Beside
-    """What was known beside the stream before the layer ran."""
+    pieces: Sequence[Piece]
+    """The texts, with what was known beside the stream before the layer ran."""
     made: Mapping[str, Tensor]
     """What each operator made of all tokens, by the words of Probe.saw."""
 
 
 class Reference:
-    """The reference's forward pass over one list of ids, taken layer by layer: one is run while the next is read."""
+    """The reference's forward pass over some texts, taken layer by layer: one is run while the next is read."""
 
     def __init__(
         self, binding: Binding, compute: torch.dtype, device: torch.device, rebuilt: Rebuilt | None = None
@@ -67,10 +69,16 @@ class Reference:
         )
         self.seconds_waited = 0.0
         """What was spent waiting for weights."""
+        self.groups = {
+            parameter.role: group
+            for parameter in binding.parameters
+            if (group := group_of(parameter.role, bool(parameter.quant))) is not None
+        }
+        """Role -> its group of weights (docs/precision.md), of those that may change."""
         self._left = deque(binding.model.forward_layers)
         self._x: Tensor | None = None
-        self._positions: Tensor | None = None
-        self._beside = Beside()
+        self.pieces: Sequence[Piece] = ()
+        """The texts, with what is known beside the stream reached so far."""
 
     @property
     def largest(self) -> int:
@@ -83,34 +91,31 @@ class Reference:
         return self._weights.bytes_read
 
     def begin(self, ids: Tensor, images: Images | None = None) -> Tensor:
-        """Embed the ids [tokens], and the images in them, and start over at the first layer; returns its input."""
+        """Start over with one text, ids [tokens], and the images in it; returns the stream into the first layer."""
+        return self.begin_all([ids], images)
+
+    def begin_all(self, texts: Sequence[Tensor], images: Images | None = None) -> Tensor:
+        """The same with several, whose rows lie one behind the other; `images` are those of the first."""
         device = self.context.device
-        ids = ids.to(device)
         self._left = deque(self.context.model.forward_layers)
-        self._positions = torch.arange(len(ids), device=device)
-        self._beside = beside_images(self.context.model, ids, images)
+        self.pieces = whole_pieces(self.context.model, [ids.to(device) for ids in texts], images)
+        ids = torch.cat([ids.to(device) for ids in texts])
         with torch.no_grad():
             tower = {} if images is None else self._section("vision")
-            seen = None if images is None else towers.see(self.context, tower, images, ids, self._beside)
+            seen = None if images is None else towers.see(self.context, tower, images, ids, self.pieces[0].beside)
             self._x = forward.embed(self.context, self._section("first"), ids, seen)
         return self._x
 
-    @property
-    def beside(self) -> Beside:
-        """What is known beside the stream reached so far."""
-        return self._beside
-
     def next_layer(self) -> Record:
         """Run the next layer."""
-        start, positions = self._started()
+        start = self._started()
         if not self._left:
             raise RuntimeFault("the reference was asked for a layer behind its last one")
         layer = self._left.popleft()
+        before, recorder = [replace(piece, beside=replace(piece.beside)) for piece in self.pieces], Recorder()
         with torch.no_grad():
-            weights, before, recorder = self.weights(layer.index), replace(self._beside), Recorder()
-            out, routing = forward.run_layer(
-                self.context, layer, weights, start, None, positions, self._beside, recorder
-            )
+            weights = self.weights(layer.index)
+            out, routing = forward.run_pieces(self.context, layer, weights, start, self.pieces, recorder)
         self._x = out
         return Record(layer, start, out, routing, before, recorder.made)
 
@@ -119,15 +124,19 @@ class Reference:
         return self._section(layer)
 
     def logits(self) -> Tensor:
-        """[tokens, vocabulary]; layers that weren't asked for are run first."""
+        """[rows, vocabulary]; layers that weren't asked for are run first."""
         while self._left:
             self.next_layer()
-        x, _ = self._started()
-        weights: Mapping[str, Stored | tuple[Stored, ...]] = self._section("last")
-        if "head" not in weights:
-            weights = {**weights, "embed": self._section("first")["embed"]}
+        x = self._started()
         with torch.no_grad():
-            return forward.logits(self.context, weights, x)
+            return forward.logits(self.context, self.outside("last"), x)
+
+    def outside(self, place: str) -> LayerWeights:
+        """What is `first` or `last`, on the device; a tied embedding is both."""
+        weights = self._section(place)
+        if place == "last" and "head" not in weights:
+            return {**weights, "embed": self._section("first")["embed"]}
+        return weights
 
     def _section(self, place: int | str) -> LayerWeights:
         """Parameters of a layer, or of `first`, `vision` or `last`; what comes behind it is read from now on."""
@@ -145,10 +154,10 @@ class Reference:
     def _begin(self, place: int | str) -> Future[LayerWeights]:
         return self._pool.submit(self._weights.section, place, self.context.device)
 
-    def _started(self) -> tuple[Tensor, Tensor]:
-        if self._x is None or self._positions is None:
+    def _started(self) -> Tensor:
+        if self._x is None:
             raise RuntimeFault("the reference has no input yet; call begin first")
-        return self._x, self._positions
+        return self._x
 
     def close(self) -> None:
         """Close the checkpoint's files."""

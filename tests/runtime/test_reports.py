@@ -57,7 +57,7 @@ def wrong(output: Path, tiny: MakeCheckpoint, tmp_path_factory: pytest.TempPathF
     convert_tiny(tiny("mixtral"), out, {"tp": 2, "ep": 2})
     for file in EXPERTS:
         tamper.swap_experts(out, file, "layers.1.experts.down")
-    return reshard.verify_and_run(out, tiny("mixtral"))
+    return reshard.verify_and_run(out, tiny("mixtral"), sensitivity=True)
 
 
 def hostile(result: RunResult) -> RunResult:
@@ -171,6 +171,7 @@ SEEN = """(() => {
     verdict: text("verdict"), sort: document.getElementById("verdict").className, checks: rows("checks"),
     layers: rows("layers-table"), bars: document.querySelectorAll("#layers rect").length, margins: rows("margins"),
     canvas: canvas && [canvas.width, canvas.height], spans: document.querySelectorAll("#timeline rect").length,
+    texts: rows("texts"), costs: rows("sensitivity"),
     told: text("load-told"), unchecked: document.querySelectorAll("#unchecked li").length,
     images: document.images.length, over: document.documentElement.scrollWidth - window.innerWidth,
   };
@@ -185,7 +186,8 @@ def test_in_a_browser(wrong: RunResult, tmp_path: Path, width: int, dark: bool) 
     assert seen["verdict"].startswith("FAILED") and seen["sort"] == "no"
     assert seen["checks"] == len(wrong.checks) + 1 and seen["layers"] == seen["margins"] == 3
     assert seen["bars"] == 9 and seen["canvas"][1] % 3 == 0 and seen["spans"] > 10
-    assert "choices" in seen["told"] and seen["unchecked"] == 1
+    assert "choices" in seen["told"] and seen["unchecked"] == 1 and seen["texts"] == 1
+    assert seen["costs"] == len(wrong.sensitivity) == 8
 
 
 @in_a_browser

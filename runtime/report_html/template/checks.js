@@ -1,5 +1,6 @@
 // The verdict, the checks, what wasn't checked, the figures, and the answers.
 const precise = (value) => (value === null || value === undefined ? "not a number" : value === 0 ? "0" : Number(value.toPrecision(4)).toString());
+const told = (value) => (value === null || value === undefined ? "" : precise(value));
 {
   const verdict = document.getElementById("verdict");
   verdict.className = report.passed ? "yes" : "no";
@@ -22,6 +23,14 @@ const precise = (value) => (value === null || value === undefined ? "not a numbe
     ["a rank compared", report.seconds_comparing, seconds], ["whole run", report.seconds, seconds],
   ].filter(([, value]) => value !== null && value !== undefined);
   put("figures", ...shown.map(([name, value, words]) => make("div", {}, make("dt", {}, name), make("dd", {}, words(value)))));
+
+  const texts = report.texts || [];
+  if (!texts.length) document.getElementById("texts-section").hidden = true;
+  else put("texts", table([["text", true], ["tokens", true], ["log-likelihood a token", true], ["the reference's", true], ["divergence", true]],
+    texts.map((text, at) => [at, text.tokens, told(text.log_likelihood), told(text.reference_log_likelihood), told(text.divergence)])));
+  if (!report.sensitivity.length) document.getElementById("sensitivity-section").hidden = true;
+  else put("sensitivity", table([["group"], ["format"], ["divergence", true], ["log-likelihood", true], ["cosine", true], ["routes alike", true]],
+    report.sensitivity.map((cost) => [cost.group, cost.format, told(cost.divergence), told(cost.log_likelihood), told(cost.cosine), told(cost.routes_alike)])));
 
   const answers = report.answers.length ? report.answers : report.generated.length ? [report] : [];
   if (!answers.length) document.getElementById("answers-section").hidden = true;
