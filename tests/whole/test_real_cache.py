@@ -88,11 +88,12 @@ def test_several_prompts_at_once(
 
 
 @pytest.mark.parametrize("experts", [0, EXPERTS])
-@pytest.mark.parametrize("format", ["bf16", "fp8", "int8"])
+@pytest.mark.parametrize("format", ["fp8", "int8"])
 def test_narrow_caches(experts: int, format: str, answers: Callable[..., dict[str, object]]) -> None:
     found = answers(experts, {"tp": 3}, "--kv-cache", format, "--prefill-chunk", 16)
     checks = {check["name"]: check for check in found["checks"]}  # type: ignore[attr-defined]
     assert {"cache", "cache_likelihood"} <= set(checks) and ("cache_routing" in checks) == bool(experts)
+    print({name: check["worst"] for name, check in checks.items() if name.startswith("cache")})
     assert found["passed"] is True, checks
     for answer in found["answers"]:  # type: ignore[attr-defined]
         assert len(answer["generated"]) == TOKENS or answer["text"]

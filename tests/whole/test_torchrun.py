@@ -66,7 +66,8 @@ def test_equals_virtual_ranks(
     convert_tiny(source, out, sizes)
     world = sizes.get("tp", 1) * sizes.get("dp", 1) * sizes.get("pp", 1)
     here, there = tmp_path / "here.safetensors", tmp_path / "there.safetensors"
-    options = ("--reference", source, "--input-ids", source / "reference.safetensors", "--max-new-tokens", 6)
+    options = ("--reference", source, "--input-ids", source / "reference.safetensors", "--max-new-tokens", 6,
+               "--prefill-chunk", 5, "--kv-block", 4)  # fmt: skip
     virtual = run_cli("verify-and-run", out, *options, "--logits-out", here, "--json").json
     ran = torchrun(world, out, *options, "--logits-out", there)
     assert ran.exit_code == 0, ran.stderr
