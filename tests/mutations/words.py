@@ -89,6 +89,15 @@ def routed(site: Site) -> bool:
     return bool(site.word("ffn") == "moe")
 
 
+def of_layer(name: str, place: str, fits: Callable[[Site], bool], **words: Any) -> Bug:
+    """Several words of the layer."""
+
+    def inject(site: Site) -> None:
+        twist_layer(site.patch, site.layer.index, words=lambda known: {**known, **words})
+
+    return Bug(name, place, fits, inject)
+
+
 def of_model(
     name: str, place: str, fits: Callable[[Site], bool], change: Callable[[Model], Model], compute: str = "float32",
     like: str = "",
@@ -110,7 +119,6 @@ ROWS = (
     Word("window left out", "attn", "window", given, to(None)),
     Word("heads not normed", "attn", "qk_norm", given, to(None)),
     Word("sinks left out", "attn", "sinks", given, to(None)),
-    Word("bounded decay", "attn", "decay", equals("softplus"), to("sigmoid")),
     Word("latent's eps ten times", "attn", "latent_eps", given, lambda eps: 10 * eps, FLOAT64),
     Word("weights don't sum to one", "ffn", "renormalize", given, to(False)),
     Word("factor of the experts left out", "ffn", "scale", given, to(None)),
@@ -126,8 +134,8 @@ ROWS = (
     Word("halves for pairs", "ffn", "expert_pairs", equals("interleaved"), to(None)),
 )  # fmt: skip
 WORDS = (
-    Bug("best of a group, not best two", "ffn", lambda s: (s.word("groups") or 1) > 1,
-        lambda site: twist_layer(site.patch, site.layer.index, words=lambda words: {**words, "group_score": "max"})),
+    of_layer("best of a group, not best two", "ffn", lambda s: (s.word("groups") or 1) > 1, group_score="max"),
+    of_layer("bounded decay", "attn", lambda s: bool(s.word("decay") == "softplus"), decay="sigmoid", decay_bound=-5.0),
     *(row.bug() for row in ROWS),
     of_model("RoPE's base ten times", "attn", turns, text(rope_theta=lambda theta: 10 * theta)),
     of_model("positions not stretched", "attn", yarn, text(factor=to(1.0))),
