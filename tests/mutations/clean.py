@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,12 +35,16 @@ class Clean:
     result: RunResult
 
 
-def clean(seed: int, folder: Path) -> Clean:
-    """Make, convert and verify what the seed says, below an empty folder."""
+def clean(seed: int, folder: Path, made: Callable[[str], Path] | None = None) -> Clean:
+    """Make, convert and verify what the seed says, below an empty folder.
+
+    `made` gives checkpoints that are there already, by name; without it each has values of its own.
+    """
     dice = random.Random(seed)
     name, compute = dice.choice(ARCHITECTURES), dice.choice(("float32", "float32", "float32", "float64"))
-    source, out = folder / "checkpoint", folder / "out"
-    make(name, source, seed)
+    source, out = folder / "checkpoint" if made is None else made(name), folder / "out"
+    if made is None:
+        make(name, source, seed)
     plans = [*DENSE_PLANS, *MOE_PLANS]
     dice.shuffle(plans)
     sizes = next(sizes for sizes in plans if _fits(source, out, sizes))

@@ -130,7 +130,7 @@ ROWS = (
     Word("gate of the shared expert left out", "ffn", "shared", equals("gated"), to("added")),
     Word("SwiGLU for the clamped unit", "ffn", "act", equals("gpt_oss"), to("silu")),
     Word("alpha 1", "ffn", "alpha", given, to(1.0)),
-    Word("no limit of the unit", "ffn", "limit", given, to(1e9)),
+    Word("limit of the unit 1", "ffn", "limit", given, to(1.0)),
     Word("halves for pairs", "ffn", "expert_pairs", equals("interleaved"), to(None)),
 )  # fmt: skip
 WORDS = (
