@@ -48,6 +48,7 @@ from shard_plans.options import Verb, json_option, refuse
     "--timeout", default=TIMEOUT, show_default=True, type=float, metavar="SECONDS",
     help="How long a rank may be in one operator before it is taken to hang.",
 )  # fmt: skip
+@click.option("--quick", is_flag=True, help="Load, run and compare a few layers alone, of every kind.")
 @click.option("--sensitivity", is_flag=True, help="Show what each group of weights would cost in FP8 and INT8.")
 @click.option("--logits-out", type=click.Path(), help="Write the prefill's logits to this safetensors file.")
 @click.option("--html", type=click.Path(), help="Write the report to this file, as a page that needs nothing else.")

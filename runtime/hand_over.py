@@ -33,7 +33,8 @@ def hand_over(ctx: RankContext, stages: Stages, stage: int, x: Tensor | None, pi
         return None
     if ctx.at.stage != stage + 1:
         return None
-    x = ctx.comm.recv(back, stream.shape(ctx.model, tokens_of(pieces), first), ctx.compute)
+    reached = max((layer.index + 1 for layer in ctx.model.forward_layers if layer.index < first), default=0)
+    x = ctx.comm.recv(back, stream.shape(ctx.model, tokens_of(pieces), reached), ctx.compute)
     for piece in pieces:
         positions, beside = piece.positions, piece.beside
         if picks:
@@ -47,13 +48,15 @@ def hand_over(ctx: RankContext, stages: Stages, stage: int, x: Tensor | None, pi
 def picks_wanted(model: Model, stages: Stages, stage: int) -> int:
     """How many keys an indexer before `stage` picked that layers there, or behind it, see; 0 where none does."""
     first = stages[stage][0]
-    later = next((word for layer in model.forward_layers[first:] if (word := layer.words.get("index"))), None)
-    return picks_before(model, first) if later == "previous" else 0
+    later = (layer.words.get("index") for layer in model.forward_layers if layer.index >= first)
+    following = next(filter(None, later), None)
+    return picks_before(model, first) if following == "previous" else 0
 
 
 def picks_before(model: Model, layer: int) -> int:
     """How many keys the last indexer before `layer` picks at most."""
-    topk = [earlier.words["index_topk"] for earlier in model.forward_layers[:layer] if "index_topk" in earlier.words]
+    before = (earlier.words for earlier in model.forward_layers if earlier.index < layer)
+    topk = [words["index_topk"] for words in before if "index_topk" in words]
     return int(topk[-1]) if topk else 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from runtime.alive.leaving import say
 from runtime.blocks.forward import check_model
 from runtime.blocks.images import Images
+from runtime.checking.sample import only, sample
 from runtime.comm.devices import open_device
 from runtime.inputs import DEFAULT_TOKENS, check_ids, check_images, choose_ids, choose_images
 from runtime.kv_options import KvOptions
@@ -54,6 +55,8 @@ class RunOptions:
     """None: PROMPT_TOKENS with prompts, else 0."""
     cache: KvOptions = field(default_factory=KvOptions)
     compute: str = "float32"
+    quick: bool = False
+    """Load, run and compare a few layers alone."""
     sensitivity: bool = False
     """Measure what each group of weights costs in 8 bits."""
     logits_out: Path | None = None
@@ -117,6 +120,8 @@ def open_request(options: RunOptions) -> Request:
         check_writable(f"--{word.replace('_', '-')}", getattr(options, word), options.out)
     if options.sensitivity and options.reference is None:
         raise RuntimeFault("--sensitivity needs --reference CHECKPOINT: it rounds that checkpoint's weights")
+    if options.quick:
+        _check_quick(options)
     options.cache.check()
     _check_sources(options)
     opened = open_output(options.out)
@@ -129,7 +134,9 @@ def open_request(options: RunOptions) -> Request:
     prompts = _prompts(options, tokenizer)
     new_tokens = options.max_new_tokens
     if new_tokens is None:
-        new_tokens = PROMPT_TOKENS if in_words else 0
+        new_tokens = PROMPT_TOKENS if in_words and not options.quick else 0
+    if options.quick:
+        opened = replace(opened, model=only(opened.model, sample(opened.model, str(prompts or ids))))
     images = choose_images(options.input_ids, opened.model)
     request = Request(options, opened, device, tokenizer, ids, prompts, images, new_tokens)
     for each in (ids, *prompts):
@@ -141,6 +148,18 @@ def open_request(options: RunOptions) -> Request:
     if images is not None and options.cache.chunk is not None:
         raise RuntimeFault("--prefill-chunk can't cut ids that hold images; leave it out")
     return request
+
+
+def _check_quick(options: RunOptions) -> None:
+    """Raise RuntimeFault for what a few layers can't do."""
+    given = {
+        "max-new-tokens": options.max_new_tokens,
+        "sensitivity": options.sensitivity,
+        "logits-out": options.logits_out,
+    }
+    for name, value in given.items():
+        if value:
+            raise RuntimeFault(f"--quick contradicts --{name}: it runs a few layers alone; leave one of them out")
 
 
 def _check_sources(options: RunOptions) -> None:

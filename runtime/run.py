@@ -23,6 +23,7 @@ from runtime.checking.handed import reference_dtype
 from runtime.checking.precision import judge_precision
 from runtime.checking.rebuilt import Rebuilt
 from runtime.checking.reference import Reference
+from runtime.checking.sample import only
 from runtime.checking.sensitivity import Cost, sensitivity
 from runtime.launch import agree, join, one_rank_a_process, room, run_ranks, tower_loader
 from runtime.loading.loader import Loader, LoadOptions
@@ -31,7 +32,8 @@ from runtime.result import AnswerFound, RunResult
 from runtime.session import Job, Outcome
 from runtime.text import end_tokens
 from runtime.timeline import summed
-from runtime.verdict import Ran, checks_of, not_checked
+from runtime.unchecked import not_checked
+from runtime.verdict import Ran, checks_of
 from shard_plans.checkpoints.checkpoint import open_checkpoint
 from shard_plans.documents.conversions import Tally
 from shard_plans.documents.manifest import ROOT, read_shard_manifest
@@ -94,6 +96,9 @@ def _run(
     figures["tokens"] = sum(map(len, request.texts))
     figures |= {"ranks": opened.plan.grid.world, "device": str(device), "compute": options.compute}
     figures |= {"family": opened.model.family, "parallel": asdict(opened.plan.grid)}
+    if options.quick:
+        taken = [layer.index for layer in opened.model.forward_layers]
+        figures["quick"] = {"layers": taken, "of": opened.plan.stages[-1][1]}
     if request.images is not None:
         figures["images"] = len(request.images.grids)
     try:
@@ -117,7 +122,7 @@ def _run(
                 costs = tuple(sensitivity(own, texts, advance))
         figures |= {"bytes_read": outcome.loaded, "seconds_waited": round(loader.seconds_waited, 3)}
         figures |= {**summed(outcome.spans), "peak_memory": outcome.peak}
-        figures["texts"] = [text.as_dict() for text in outcome.texts]
+        figures["texts"] = [] if options.quick else [text.as_dict() for text in outcome.texts]
         figures |= {} if outcome.speed is None else outcome.speed.as_dict()
     except (ManifestError, NotFinite) as found:
         fault = found
@@ -145,9 +150,14 @@ def _reference(request: Request, stack: ExitStack) -> tuple[CheckResult | None, 
             f"from {opened.root.source.fingerprint}; give the one it was made from"
         )
     binding = bind(checkpoint, opened.family)
+    if options.quick:
+        taken = [layer.index for layer in opened.model.forward_layers]
+        binding = replace(binding, model=only(binding.model, taken))
     wide = reference_dtype(COMPUTE[options.compute])
-    with options.progress("comparing bytes", "bytes") as advance:
-        at_rest = check(opened.out, deep=options.reference, progress=advance)
+    at_rest = None
+    if not options.quick:
+        with options.progress("comparing bytes", "bytes") as advance:
+            at_rest = check(opened.out, deep=options.reference, progress=advance)
     converted = in_precision(binding, opened.plan.weights)
     rebuilt = None if converted is binding else Rebuilt(Shards(opened.out, opened.root))
     reference = stack.enter_context(Reference(converted, wide, request.device, rebuilt))
@@ -173,8 +183,11 @@ def _loader(request: Request, comm: WatchedComm | None) -> Loader:
     ranks = range(opened.plan.grid.world) if comm is None else [comm.rank]
     budget = room(request.device) if request.answered else 0
     return Loader(
-        opened.out, opened.root, ranks, len(opened.model.forward_layers),
-        LoadOptions(request.device, options.check_hashes, options.resident_layers, budget, options.threads),
+        opened.out, opened.root, ranks, opened.plan.stages[-1][1],
+        LoadOptions(
+            request.device, options.check_hashes, options.resident_layers, budget, options.threads,
+            only={layer.index for layer in opened.model.forward_layers},
+        ),
     )  # fmt: skip
 
 

@@ -19,6 +19,8 @@ def verdict(result: RunResult) -> str:
     count = len(result.checks)
     all_checks = f"{count} check{'' if count == 1 else 's'}"
     words = f"FAILED: {len(failed)} of {all_checks}: {', '.join(failed)}" if failed else f"passed: {all_checks}"
+    if (quick := result.figures.get("quick")) is not None:
+        words += f" (quick: {len(quick['layers'])} of {quick['of']} layers)"
     layer = worst_layer(result)
     return words if layer is None else f"{words}; worst layer {worst_words(result, layer)}"
 

@@ -41,6 +41,7 @@ def verify_and_run(
     prefill_chunk: int | None = None,
     vision: str = VISION[0],
     compute: str = "float32",
+    quick: bool = False,
     sensitivity: bool = False,
     logits_out: AnyPath | None = None,
     html: AnyPath | None = None,
@@ -63,7 +64,7 @@ def verify_and_run(
         ids = ",".join(map(str, input_ids))
     options = RunOptions(
         out=Path(out), reference=_path(reference), device=device, prompt=prompt, input_ids=ids, prompts=_path(prompts),
-        context=context, max_new_tokens=max_new_tokens, compute=compute, sensitivity=sensitivity,
+        context=context, max_new_tokens=max_new_tokens, compute=compute, quick=quick, sensitivity=sensitivity,
         cache=KvOptions(kv_cache, kv_block, kv_blocks, prefill_chunk), logits_out=_path(logits_out), html=_path(html),
         junit=_path(junit), backend=backend, vision=vision, timeout=timeout, report=report, progress=progress,
     )  # fmt: skip

@@ -92,7 +92,8 @@ class Ladder:
     def after(self, layer: Layer, weights: LayerWeights, start: Tensor, out: Tensor, routing: Routing | None) -> None:
         """Compare the layer's result end to end, then run it again on the reference's own input."""
         if self._advance is not None and self.ctx.at.dp == self.ctx.at.tp == 0:
-            self._advance(layer.index + 1, len(self.ctx.model.forward_layers))
+            layers = [each.index for each in self.ctx.model.forward_layers]
+            self._advance(layers.index(layer.index) + 1, len(layers))
         found = LayerFigures(layer.index, self.ctx.at.rank)
         self.figures.append(found)
         if routing is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,8 @@ class LoadOptions:
     budget: int = 0
     """Bytes of sections that stay in memory from one pass to the next; the first ones in order stay."""
     threads: int = 4
+    only: Collection[int] | None = None
+    """The layers that are loaded; None: all."""
     tower: bool = False
     """Load the vision tower, and nothing else; otherwise everything but the tower."""
     verify: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 
 from torch import Tensor
@@ -22,9 +22,13 @@ class Held:
     """Tensors by rank and section, of the files that some ranks read. A tensor that several share is one item."""
 
     def __init__(
-        self, shards: Mapping[str, ShardManifest], files: Mapping[int, Sequence[str]], layers: int, tower: bool
+        self,
+        shards: Mapping[str, ShardManifest],
+        files: Mapping[int, Sequence[str]],
+        layers: Collection[int],
+        tower: bool,
     ) -> None:
-        """`files`: rank -> files. Layers from number `layers` on are left out; `tower`: only the vision tower."""
+        """`files`: rank -> files. Of the layers only these; `tower`: only the vision tower."""
         self._shards = shards
         self._tensors = {(file, t.name): t for file, manifest in shards.items() for t in manifest.tensors}
         self.parts: dict[tuple[int, int], dict[str, Item]] = {}
@@ -33,7 +37,7 @@ class Held:
             for file in names:
                 for tensor in shards[file].tensors:
                     section, short = section_of(tensor.name)
-                    if tensor.name.startswith(VISION) == tower and (section < layers or section == LAST):
+                    if tensor.name.startswith(VISION) == tower and (section in layers or section in (FIRST, LAST)):
                         self.parts.setdefault((rank, section), {})[short] = (file, tensor.name)
             last, first = self.parts.get((rank, LAST)), self.parts.get((rank, FIRST), {})
             if last and "head" not in last and "embed" in first:

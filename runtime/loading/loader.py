@@ -42,9 +42,10 @@ class Loader:
         missing = [rank for rank in ranks if rank not in files]
         if missing:
             raise ManifestError(f"{out}: the manifest lists no rank {missing[0]}; it lists {len(files)}")
+        taken = range(layers) if options.only is None else options.only
         wanted = sorted({name for rank in ranks for name in files[rank]})
         shards = {name: check_shard(out, root, name, options.check) for name in wanted}
-        self._held = Held(shards, {rank: files[rank] for rank in ranks}, layers, options.tower)
+        self._held = Held(shards, {rank: files[rank] for rank in ranks}, taken, options.tower)
         self.sections = self._held.sections
         """Sections that these ranks hold, in execution order."""
         self._place = {section: number for number, section in enumerate(self.sections)}
