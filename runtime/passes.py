@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from runtime.blocks import forward, towers
@@ -97,23 +96,13 @@ class RankRun:
             self.ctx.comm.barrier()
 
 
-def forward_pass(
-    run: RankRun, ids: Tensor, positions: Tensor, caches: Caches | None, watch: Watcher | None,
-    images: Images | None = None, only_last: bool = False, shift: int = 0,
-) -> Tensor | None:  # fmt: skip
-    """Run ids [tokens] at `positions`, with the images that they hold placeholders of: logits [tokens, vocabulary] on
-    the last stage (of the last token alone with `only_last`), None on the others. `watch` may be None on all ranks or
-    on none. `shift`: by how much images before these tokens move their places (runtime/blocks/places.py).
-    """
-    piece = next_piece(run, ids, positions, caches, images, shift)
-    rows = torch.tensor([len(ids) - 1], device=ids.device) if only_last else None
-    return batch_pass(run, [piece], watch, images, rows)
-
-
 def next_piece(
     run: RankRun, ids: Tensor, positions: Tensor, caches: Caches | None, images: Images | None = None, shift: int = 0
 ) -> Piece:
-    """A piece of a sequence: ids [tokens] at `positions`; the rest as forward_pass has it."""
+    """A piece of a sequence: ids [tokens] at `positions`, with the images that they hold placeholders of.
+
+    `shift`: by how much images before these tokens move their places (runtime/blocks/places.py).
+    """
     beside = beside_images(run.ctx.model, ids, images)
     if shift:
         beside.places = (positions + shift).expand(3, -1)
@@ -127,7 +116,7 @@ def batch_pass(
     """Run pieces of several sequences at once: logits [rows, vocabulary] on the last stage, None on the others.
 
     Rows lie one piece behind the other; `rows` are those whose logits are wanted, None: all. `images` are those of a
-    piece that is alone.
+    piece that is alone. `watch` may be None on all ranks or on none.
     """
     x = _embed(run, pieces, images, watch) if run.ctx.at.stage == 0 else None
     run.step()

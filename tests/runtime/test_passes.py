@@ -16,7 +16,7 @@ from runtime.comm.comm import Comm
 from runtime.comm.virtual import VirtualWorld
 from runtime.loading.loader import Loader, LoadOptions
 from runtime.opened import open_output
-from runtime.passes import RankRun, forward_pass
+from runtime.passes import RankRun, batch_pass, next_piece
 from shard_plans.errors import ManifestError
 from shard_plans.families.model import Layer
 from tests.conftest import MakeCheckpoint
@@ -61,7 +61,8 @@ def run(out: Path, options: LoadOptions, diaries: list[Diary] | None = None, loc
             )
             watch = None if diaries is None else diaries[comm.rank]
             made = RankRun(ctx, loader, opened.plan.stages, lockstep)
-            scores = forward_pass(made, IDS, torch.arange(5), made.new_caches(), watch, only_last=True)
+            piece = next_piece(made, IDS, torch.arange(5), made.new_caches())
+            scores = batch_pass(made, [piece], watch, rows=torch.tensor([4]))
             assert (scores is not None) == made.is_last
             assert scores is None or scores.shape == (1, 256)
 

@@ -16,7 +16,7 @@ from runtime.blocks.context import RankContext
 from runtime.comm.comm import NoComm
 from runtime.loading.loader import Loader, LoadOptions
 from runtime.opened import Opened, open_output
-from runtime.passes import RankRun, forward_pass
+from runtime.passes import RankRun, batch_pass, next_piece
 from shard_plans.memory.replay.passes import pass_peak, sections_of
 from shard_plans.placement.place import place
 from tests.conftest import MakeCheckpoint
@@ -49,7 +49,7 @@ def run(opened: Opened, ids: Tensor, compute: torch.dtype, watch: Watch | None) 
         rank = RankRun(ctx, loader, opened.plan.stages, lockstep=False)
         found = Storages()
         with torch.no_grad(), found:
-            forward_pass(rank, ids, positions, None, watch)
+            batch_pass(rank, [next_piece(rank, ids, positions, None)], watch)
     return found
 
 
@@ -133,10 +133,10 @@ def resident_growth(out: Path, tokens: int) -> int:
     options = LoadOptions(CPU, budget=1 << 40)
     with Loader(out, opened.root, [0], len(opened.model.forward_layers), options) as loader, torch.no_grad():
         rank = RankRun(ctx, loader, opened.plan.stages, lockstep=False)
-        forward_pass(rank, ids[:16], torch.arange(16), None, None)
+        batch_pass(rank, [next_piece(rank, ids[:16], torch.arange(16), None)])
         Path("/proc/self/clear_refs").write_text("5")
         before = status("VmRSS")
-        forward_pass(rank, ids, torch.arange(tokens), None, None)
+        batch_pass(rank, [next_piece(rank, ids, torch.arange(tokens), None)])
         return status("VmHWM") - before
 
 

@@ -21,7 +21,7 @@ from runtime.comm.comm import Comm
 from runtime.comm.virtual import VirtualWorld
 from runtime.loading.loader import Loader, LoadOptions
 from runtime.opened import open_output
-from runtime.passes import RankRun, forward_pass
+from runtime.passes import RankRun, batch_pass, next_piece
 from runtime.result import RunResult
 from shard_plans.families.model import Layer, Model
 
@@ -82,7 +82,7 @@ def run_output(
             run = RankRun(ctx, loader, opened.plan.stages, lockstep=True)
             caches = None if chunks is None else run.new_caches()
             parts = [
-                forward_pass(run, ids[places], places, caches, watches[comm.rank])
+                batch_pass(run, [next_piece(run, ids[places], places, caches)], watches[comm.rank])
                 for places in torch.split(torch.arange(len(ids)), list(chunks or [len(ids)]))
             ]
             scores = [part for part in parts if part is not None]
