@@ -125,7 +125,13 @@ class Pool:
         if self._rooms and self.allocator.made <= have:
             return
         blocks = self.allocator.limit or max(self.allocator.made, 2 * have)
-        made = [[x.new_empty((blocks, self.size, *x.shape[1:])) for x in tensors] for tensors in stored]
+        try:
+            made = [[x.new_empty((blocks, self.size, *x.shape[1:])) for x in tensors] for tensors in stored]
+        except RuntimeError as error:  # what torch raises where memory can't be had, or couldn't be counted
+            raise RuntimeFault(
+                f"KV cache: no memory for {blocks} blocks of {self.size} tokens in a layer; give fewer or smaller ones "
+                f"(--kv-blocks, --kv-block): {str(error).splitlines()[0]}"
+            ) from error
         for old, new in zip(self._rooms, made, strict=False):
             for before, after in zip(old, new, strict=True):
                 after[:have] = before

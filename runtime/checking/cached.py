@@ -20,8 +20,8 @@ from runtime.generate import Answer, Generation
 from runtime.passes import batch_pass, next_piece
 from shard_plans.families.model import Layer
 
-LEAST = 1e-3
-"""Least mean log-likelihood, in nats, that a difference is measured against."""
+LEAST = 1.0
+"""Least mean log-likelihood, in nats, that a difference is measured against: greedy tokens may be all but certain."""
 SLACK = 10.0
 """How many times rounding's own noise may part the scores of two passes over the same tokens."""
 

@@ -126,6 +126,11 @@ def test_a_full_pool_says_what_is_needed() -> None:
     assert pool.reserved == 3 * 4 * 4 and one.nbytes == one.length == 0
 
 
+def test_blocks_that_no_memory_holds_are_refused() -> None:
+    with pytest.raises(RuntimeFault, match=r"no memory for 1048576 blocks of 1048576 tokens.*--kv-blocks"):
+        LayerCache(Pool(1 << 20, 1 << 20)).append(torch.arange(2), [torch.ones(2, 512)])
+
+
 def test_positions_go_on_where_the_sequence_stands() -> None:
     cache = LayerCache()
     cache.append(torch.arange(4), [torch.ones(4, 1)])
