@@ -1,8 +1,9 @@
-"""Bugs of whole tensors: what belongs to another layer, rank or role lies in a file, under right digests."""
+"""Bugs of whole tensors: what belongs to another layer, rank or role, in a file or in a buffer."""
 
 from __future__ import annotations
 
 from tests.mutations.bug import HEAD, Bug, Site
+from tests.mutations.code import Weights, twist_layer
 from tests.mutations.weights import MATRICES
 from tests.tools import tamper
 
@@ -68,8 +69,24 @@ def tied(site: Site) -> None:
     copy(site, (first, "embed"), (site.rank, "head"))
 
 
+def twin(site: Site) -> bool:
+    """The layer before is of the same stage, and like this one in every word."""
+    before = site.layer.index - 1
+    same = before >= site.opened.plan.stages[site.stage][0] and site.model.layers[before].words == site.layer.words
+    return bool(same)
+
+
+def stale_buffer(site: Site) -> None:
+    """The layer computes with the weights of the one before, which its buffers still hold."""
+    held: dict[int, Weights] = {}
+    index = site.layer.index
+    twist_layer(site.patch, index - 1, weights=lambda ctx, given: held.setdefault(ctx.at.rank, given))
+    twist_layer(site.patch, index, weights=lambda ctx, given: held.get(ctx.at.rank, given))
+
+
 FILES = (
     Bug("matrix of another layer", "layer", lambda site: neighbour(site) is not None, from_neighbour),
     Bug("matrix of another rank", "layer", lambda s: s.opened.plan.grid.tp > 1 and bool(cut(s)), from_rank),
+    Bug("buffers of the layer before", "layer", twin, stale_buffer),
     Bug("head tied to the embedding", HEAD, lambda site: "head" in site.shapes, tied, like="Megatron-Bridge 5364"),
 )
