@@ -24,7 +24,7 @@ from runtime.opened import Opened
 from runtime.request import RunOptions
 from runtime.session import Job, Outcome, run_rank
 from shard_plans import errors
-from shard_plans.errors import NotFinite, OtherRankStopped, ReshardError
+from shard_plans.errors import NotFinite, OtherRankStopped, ReshardError, RuntimeFault
 from shard_plans.placement.grid import Grid
 
 T = TypeVar("T")
@@ -88,7 +88,12 @@ def _run_virtual(job: Job, patience: float) -> Outcome:
 
         def run(comm: Comm) -> Outcome:
             pulse = watch.add(f"rank {comm.rank}", Pulse())
-            return run_rank(job, WatchedComm(comm if world > 1 else NoComm(), pulse))
+            try:
+                return run_rank(job, WatchedComm(comm if world > 1 else NoComm(), pulse))
+            except ReshardError:
+                raise
+            except Exception as fault:  # torch's own, of shapes that don't fit: it says nothing of the place
+                raise RuntimeFault(f"{pulse.where}: {type(fault).__name__}: {fault}") from fault
 
         return ranks.run(run)[0]
 

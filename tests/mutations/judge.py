@@ -49,6 +49,8 @@ def judge(bug: Bug, site: Site, checkpoint: Path, ids: str) -> Finding:
 def _pinned(bug: Bug, site: Site, wrong: dict[str, str]) -> bool:
     """Whether the checks name the place: the layer, and which half of it."""
     layers = wrong.get("layers", "")
+    if "finite" in wrong:
+        return re.search(rf"layer {site.layer.index}, [\w.]+: the first result", wrong["finite"]) is not None
     if bug.place == EMBEDDING:
         return layers.startswith("embedding,")
     if bug.place == HEAD:
@@ -72,5 +74,5 @@ def _layer(where: str) -> int | None:
 
 
 def _first(wrong: dict[str, str]) -> str:
-    order = ("operators", "layers", "routing", "decode", "hidden", "logits", "cache", "bytes")
+    order = ("finite", "operators", "layers", "routing", "decode", "hidden", "logits", "cache", "bytes")
     return next((wrong[name] for name in order if name in wrong), "")

@@ -39,10 +39,12 @@ def first(cell: Cell) -> str:
     where, by = cell.finding.where, cell.finding.by
     if by == ("refused",):
         return "refused"
-    found = re.match(r"layer \d+, rank \d+, (?!token)([a-z][\w.]+)|(embedding|handed)", where)
+    found = re.match(
+        r"layer \d+, rank \d+, (?!token)([a-z][\w.]+)|(embedding|handed)|rank \d+: layer \d+, ([a-z][\w.]+)", where
+    )
     if found is None:
         return "not run" if ": run by" in where else next((name for name in by if name != "bytes"), "")
-    return found[1] or found[2]
+    return found[1] or found[2] or found[3]
 
 
 def often(words: Iterable[str]) -> str:
