@@ -42,13 +42,14 @@ def held(source: Path, out: Path, sizes: dict[str, int], format: str, compute: s
         ("gpt_oss", {"tp": 2}, "float32"),  # every other layer has a window
         ("deepseek_v3", {"tp": 2, "pp": 2}, "float32"),  # latents
         ("kimi_linear", {"tp": 2}, "bfloat16"),  # latents and states
-        ("qwen3_next", {"tp": 2}, "bfloat16"),
+        pytest.param("qwen3_next", {"tp": 2}, "bfloat16", marks=pytest.mark.slow),
     ],
     ids=lambda value: plan_id(value) if isinstance(value, dict) else str(value),
 )
 def test_the_ledger_counts_what_is_held(
     name: str, sizes: dict[str, int], compute: str, tiny: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    found = [held(tiny(name), tmp_path / "out", sizes, format, compute) for format in ("bf16", "fp8", "int8")]
+    formats = ("fp32", "bf16", "fp8", "int8") if name == "llama" else ("bf16", "fp8")
+    found = [held(tiny(name), tmp_path / "out", sizes, format, compute) for format in formats]
     assert [measured for measured, _ in found] == [counted for _, counted in found]
-    assert found[0][0] > found[1][0] == found[2][0]
+    assert found[0][0] > found[1][0]
