@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from converter.verbs import check, convert, restore
+    from converter.verbs import adopt, check, convert, restore
     from runtime.verbs import verify_and_run
     from shard_plans.documents.plan import Plan, read_plan, write_plan
     from shard_plans.errors import ReshardError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Plan", "ReshardError", "check", "convert", "count_memory", "find_plan", "inspect", "main", "plan_memory",
+    "Plan", "ReshardError", "adopt", "check", "convert", "count_memory", "find_plan", "inspect", "main", "plan_memory",
     "read_plan", "restore", "verify_and_run", "write_plan",
 ]  # fmt: skip
 
@@ -40,6 +40,7 @@ _API = {
     "inspect": "shard_plans.verbs",
     "convert": "converter.verbs",
     "check": "converter.verbs",
+    "adopt": "converter.verbs",
     "restore": "converter.verbs",
     "verify_and_run": "runtime.verbs",
 }
@@ -47,6 +48,7 @@ _VERBS = {
     "plan-memory": ("shard_plans.cli", "plan_memory_command", "Choose what goes where on a cluster; does it fit?"),
     "convert": ("converter.cli", "convert_command", "Stream a checkpoint into hashed per-rank binaries."),
     "check": ("converter.cli", "check_command", "Check an output's hashes, or every byte of it."),
+    "adopt": ("converter.cli", "adopt_command", "Make an output of a folder that an engine's own tool wrote."),
     "restore": ("converter.cli", "restore_command", "Write the checkpoint again that an output was made from."),
     "verify-and-run": ("runtime.cli", "verify_and_run_command", "Run the sharded forward pass and compare it."),
     "inspect": ("shard_plans.cli", "inspect_command", "Say what a checkpoint, config, plan or output is."),

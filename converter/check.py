@@ -10,6 +10,7 @@ from pathlib import Path
 
 import xxhash
 
+from converter.adopt import look_at
 from converter.backward.agreement import disagreements
 from converter.backward.deep import compare
 from converter.backward.gather import Shards
@@ -27,15 +28,17 @@ from converter.streams.workers import Meter, Progress
 from shard_plans.checkpoints.headers import Kinds, read_header
 from shard_plans.checkpoints.regular import open_regular
 from shard_plans.documents.manifest import (
+    MARKER,
     ROOT,
     Manifest,
     ShardManifest,
     read_manifest,
     read_shard_manifest,
 )
-from shard_plans.documents.plan import read_plan
+from shard_plans.documents.plan import NATIVE, read_plan
 from shard_plans.documents.stored import open_stored
 from shard_plans.errors import CheckpointError, ManifestError, ReshardError
+from shard_plans.layouts.engine_files import adopt_words, engine_files
 
 __all__ = ["CheckResult", "Failure", "check"]
 
@@ -43,8 +46,13 @@ __all__ = ["CheckResult", "Failure", "check"]
 def check(out: Path, deep: Path | None = None, workers: int = 4, progress: Progress | None = None) -> CheckResult:
     """Check the finished output `out`; with `deep`, also put that checkpoint together from it and compare.
 
-    Raises ManifestError where there is no finished output, CheckpointError where `deep` isn't its checkpoint.
+    Of an engine's own folder, which has no manifests, names, types and shapes are compared. Raises ManifestError where
+    there is neither, CheckpointError where `deep` isn't its checkpoint.
     """
+    if not (out / ROOT).is_file() and engine_files(out) is not None and not (out / MARKER).is_file():
+        if deep is not None:
+            raise ManifestError(f"{out} was written by an engine; {adopt_words(out, deep)}, then check it")
+        return look_at(out)
     if not (out / ROOT).is_file():
         words = unfinished_words(out)
         raise ManifestError(
@@ -74,7 +82,7 @@ def check(out: Path, deep: Path | None = None, workers: int = 4, progress: Progr
             except ManifestError as error:
                 unread.append(Failure(file.manifest, None, str(error)))
                 continue
-            broken.extend(_frame(out, manifests[-1]))
+            broken.extend(_frame(out, manifests[-1], root.layout == NATIVE))
             meter.add(manifests[-1].header_size)
             yield manifests[-1]
 
@@ -141,8 +149,11 @@ def _foreign(out: Path, root: Manifest) -> Iterator[Failure]:
                 yield Failure(path, None, f"isn't part of this output: {ROOT} doesn't list it")
 
 
-def _frame(out: Path, manifest: ShardManifest) -> Iterator[Failure]:
-    """What is wrong around the tensors of a shard file: its size, its header, and what the header says."""
+def _frame(out: Path, manifest: ShardManifest, native: bool) -> Iterator[Failure]:
+    """What is wrong around the tensors of a shard file: its size, its header, and what the header says.
+
+    A file that an engine wrote doesn't say whose it is.
+    """
     path, name = out / manifest.file, manifest.file
     try:
         size = path.stat().st_size
@@ -168,7 +179,8 @@ def _frame(out: Path, manifest: ShardManifest) -> Iterator[Failure]:
         return
     place = json.dumps(manifest.place, separators=(",", ":"))
     said = {"place": place, "plan": manifest.plan, "source": manifest.source}
-    for key, value in said.items():
+    adopted = not native and not any(key.startswith("reshard_") for key in header.metadata)
+    for key, value in said.items() if not adopted else ():
         if header.metadata.get(f"reshard_{key}") != value:
             found = header.metadata.get(f"reshard_{key}")
             yield Failure(name, None, f"the header's reshard_{key} is {found}, the manifest states {value}")

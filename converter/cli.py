@@ -1,4 +1,4 @@
-"""The commands convert, check and restore."""
+"""The commands convert, check, adopt and restore."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from converter.report import show_check, show_convert, show_restore
-from converter.verbs import check, convert, restore
+from converter.report import show_adopt, show_check, show_convert, show_restore
+from converter.verbs import adopt, check, convert, restore
 from shard_plans.console import emit, progress, remark
 from shard_plans.options import SIZES, Verb, contradictions, family_option, json_option, sizes_options
 
@@ -61,6 +61,22 @@ def check_command(out: str, deep: str | None, as_json: bool) -> None:
     else:
         show_check(result, deep is not None)
     sys.exit(0 if result.passed else 1)
+
+
+@click.command("adopt", cls=Verb)
+@click.argument("folder", type=click.Path())
+@click.option("--checkpoint", type=click.Path(), help="What it was made from, or its config.json.")
+@family_option
+@click.option("--workers", default=4, show_default=True, type=click.IntRange(1, 64), help="Threads that hash.")
+@json_option
+def adopt_command(folder: str, as_json: bool, **options: Any) -> None:
+    """Write hashed manifests into a folder that an engine's own tool wrote."""
+    with progress("hashing") as advance:
+        result = adopt(folder, progress=advance, **options)
+    if as_json:
+        emit(asdict(result))
+    else:
+        show_adopt(result)
 
 
 @click.command("restore", cls=Verb)

@@ -159,9 +159,9 @@ def _finish(
         if not free or (output.path / ROOT).exists():
             return  # another part is at it, or has done it
         output.clear([*others, ROOT])
-        carried = carry_files(source, output)
+        carried = carry_files(source, output.path)
         beside = find_layout(plan.layout).beside(source.checkpoint.carried)
-        documents = carry_documents(source, format_plan(plan), binding.family.document, output, beside)
+        documents = carry_documents(source, format_plan(plan), binding.family.document, output.path, beside)
         made = output.files(file.name for file in placement.files)
         files = [made[file.name] for file in placement.files]
         root = root_manifest(source, output.identity, plan, placement, files, carried, documents)

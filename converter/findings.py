@@ -33,6 +33,8 @@ class CheckResult:
     """Ranks of the plan that a partial output doesn't hold: nothing was checked for them."""
     skipped: int = 0
     """Stored tensors that the plan leaves out on purpose: no rank holds them, so none was compared."""
+    hashes: bool = True
+    """Whether there were any to compare; an engine's own folder has none."""
 
 
 def summed_up(files: int, tensors: int, failures: Iterable[Failure], absent: tuple[int, ...] = ()) -> CheckResult:

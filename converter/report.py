@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from converter.adopt import AdoptResult
 from converter.convert import ConvertResult
 from converter.findings import CheckResult
 from converter.restore import RestoreResult
@@ -41,6 +42,8 @@ def show_check(result: CheckResult, deep: bool) -> None:
     """The verdict, then every failure with its place."""
     console = out()
     what = "hashes, and every byte against the checkpoint" if deep else "hashes"
+    if not result.hashes:
+        what = "names, types and shapes; there are no hashes: reshard adopt records them"
     verdict = "[green]passed[/green]" if result.passed else "[red]failed[/red]"
     console.print(f"{verdict}: {result.files} files, {result.tensors:,} tensors ({what})")
     if result.absent:
@@ -52,6 +55,17 @@ def show_check(result: CheckResult, deep: bool) -> None:
     for failure in result.failures:
         where = ", ".join(word for word in (failure.file, failure.tensor) if word)
         console.print(f"  {where}: {failure.reason}", markup=False)
+
+
+def show_adopt(result: AdoptResult) -> None:
+    """What the folder is."""
+    console = out()
+    console.print(
+        f"{result.layout}, tp {result.tp} pp {result.pp} ep {result.ep}: {result.files} files, {result.tensors:,} "
+        f"tensors, {size(result.bytes_hashed)} hashed in {result.seconds:.1f} s; manifest.json is written"
+    )
+    if result.announced:
+        console.print("what the checkpoint held is taken from config.json; how it was divided into files isn't known")
 
 
 def show_restore(result: RestoreResult) -> None:

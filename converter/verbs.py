@@ -1,4 +1,4 @@
-"""The verbs of this package as functions of paths: convert, check, restore."""
+"""The verbs of this package as functions of paths: convert, check, adopt, restore."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
+from converter.adopt import AdoptResult
+from converter.adopt import adopt as adopt_folder
 from converter.check import CheckResult
 from converter.check import check as check_output
 from converter.convert import ConvertResult
@@ -91,6 +93,22 @@ def _part(text: str | None) -> Part:
 def check(out: AnyPath, deep: AnyPath | None = None, progress: Progress | None = None) -> CheckResult:
     """Check the hashes of an output and, with `deep`, every byte of it against that checkpoint."""
     return check_output(Path(out), Path(deep) if deep else None, progress=progress)
+
+
+def adopt(
+    folder: AnyPath,
+    checkpoint: AnyPath | None = None,
+    family: AnyPath | None = None,
+    workers: int = 4,
+    progress: Progress | None = None,
+) -> AdoptResult:
+    """Write hashed manifests into the folder that an engine's own tool wrote: then check, restore and convert read it.
+
+    `checkpoint`: what it was made from, or its config.json; without it the folder's own config.json counts.
+    """
+    return adopt_folder(
+        Path(folder), Path(checkpoint) if checkpoint else None, Path(family) if family else None, workers, progress
+    )
 
 
 def restore(out: AnyPath, folder: AnyPath, progress: Progress | None = None, converted: bool = False) -> RestoreResult:

@@ -6,7 +6,7 @@ account would pass them; here the account itself is compared.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from converter.backward.gather import Shards
 from converter.findings import Failure
@@ -15,7 +15,7 @@ from converter.output.carry import FAMILY, PLAN, SOURCE
 from converter.sources.source import Source
 from converter.streams.hashing import file_digest
 from shard_plans.documents.manifest import ROOT
-from shard_plans.documents.plan import read_plan
+from shard_plans.documents.plan import NATIVE, read_plan
 from shard_plans.documents.shard_records import ManifestTensor, ShardManifest
 from shard_plans.errors import ReshardError
 from shard_plans.families.binding import bind
@@ -34,15 +34,25 @@ def departures(shards: Shards, origin: Source) -> Iterator[Failure]:
         return
     yield from _carried(shards, origin)
     expected = {file.name: file for file in placement.files}
+    places = {_place(file.place): file.name for file in placement.files}
+    found: dict[str, list[ShardManifest]] = {}
     for manifest in shards.manifests:
-        file = expected.pop(manifest.file, None)
+        parts = None if shards.root.layout == NATIVE else places.get(_place(manifest.place))
+        name = manifest.file if manifest.file in expected else parts or manifest.file
+        found.setdefault(name, []).append(manifest)
+    for name, manifests in found.items():
+        file = expected.pop(name, None)
         if file is None:
-            yield Failure(manifest.file, None, f"isn't among the {len(placement.files)} files that the plan makes")
+            yield Failure(name, None, f"isn't among the {len(placement.files)} files that the plan makes")
         else:
-            yield from _file(manifest, file)
+            yield from _file(manifests, file)
     if shards.root.partial is None:
         for name in expected:
             yield Failure(name, None, f"is a file that the plan makes, and {ROOT} doesn't list it")
+
+
+def _place(place: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(place.items()))
 
 
 def _carried(shards: Shards, origin: Source) -> Iterator[Failure]:
@@ -64,8 +74,9 @@ def _carried(shards: Shards, origin: Source) -> Iterator[Failure]:
             yield Failure(ROOT, None, f"tells of the source file {name} as {ours.get(name)}, it is {theirs.get(name)}")
 
 
-def _file(manifest: ShardManifest, file: ShardFile) -> Iterator[Failure]:
-    stated = {tensor.name: tensor for tensor in manifest.tensors}
+def _file(manifests: Sequence[ShardManifest], file: ShardFile) -> Iterator[Failure]:
+    """A rank's file; an engine may have divided it into parts."""
+    stated = {tensor.name: tensor for manifest in manifests for tensor in manifest.tensors}
     wanted = {tensor.name: tensor for tensor in file.tensors}
     for name in wanted.keys() - stated.keys():
         yield Failure(file.name, name, "is lost: the plan places it there")

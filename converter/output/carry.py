@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import xxhash
 
 from converter.faults import SourceChanged
-from converter.output.folder import OutputFolder
-from converter.output.partial import partial_path, reserve
+from converter.output.partial import partial_path, reserve, write_small
 from converter.sources.source import Source, Stretch, blocks
 from converter.streams.writing import write_fault
 from shard_plans.checkpoints.checkpoint import Checkpoint
@@ -35,16 +35,16 @@ def document_names(checkpoint: Checkpoint, beside: Sequence[str] = ()) -> list[s
     return [PLAN, FAMILY, *(f"{HEADERS}/{file.name}.json" for file in checkpoint.files), *beside]
 
 
-def carry_files(source: Source, output: OutputFolder) -> tuple[CarriedFile, ...]:
+def carry_files(source: Source, folder: Path) -> tuple[CarriedFile, ...]:
     """Copy configuration, tokenizer and the like, as they are. Raises CheckpointError where one changed."""
     carried = []
     for name in source.checkpoint.carried:
-        carried.append(CarriedFile(name, *_copy(source.carried(name), f"{SOURCE}/{name}", output)))
+        carried.append(CarriedFile(name, *_copy(source.carried(name), f"{SOURCE}/{name}", folder)))
     return tuple(carried)
 
 
 def carry_documents(
-    source: Source, plan: str, family: str, output: OutputFolder, beside: Sequence[str] = ()
+    source: Source, plan: str, family: str, folder: Path, beside: Sequence[str] = ()
 ) -> tuple[CarriedFile, ...]:
     """Write the plan, the family table, every source header, and copies of the small files wanted `beside` the shards.
 
@@ -52,20 +52,20 @@ def carry_documents(
     """
     documents = []
     for name, text in ((PLAN, plan), (FAMILY, family)):
-        documents.append(CarriedFile(name, *output.write(name, text.encode())))
+        documents.append(CarriedFile(name, *write_small(folder, name, text.encode())))
     for file in source.checkpoint.files:
         name = f"{HEADERS}/{file.name}.json"
-        documents.append(CarriedFile(name, *_copy(source.header(file), name, output)))
+        documents.append(CarriedFile(name, *_copy(source.header(file), name, folder)))
     for name in beside:
-        documents.append(CarriedFile(name, *_copy(source.carried(name), name, output)))
+        documents.append(CarriedFile(name, *_copy(source.carried(name), name, folder)))
     return tuple(documents)
 
 
-def _copy(stretch: Stretch, target: str, output: OutputFolder) -> tuple[int, str]:
+def _copy(stretch: Stretch, target: str, folder: Path) -> tuple[int, str]:
     """Copy a stretch of a source file; returns the number of bytes and their digest. Raises SourceChanged."""
     state, size = xxhash.xxh3_128(), 0
-    reserve(output.path, target, 0)
-    path = partial_path(output.path, target)
+    reserve(folder, target, 0)
+    path = partial_path(folder, target)
     try:
         with open(path, "r+b") as file:
             for data in _read(stretch):

@@ -117,7 +117,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
                 _check_indexed(folder, name, header.names, index, expected[name])
             yield name, header
 
-    return from_headers(folder, raw_config, headers(), _carried(folder))
+    return from_headers(folder, raw_config, headers(), carried_files(folder))
 
 
 def from_headers(
@@ -241,7 +241,8 @@ def _fingerprint(config_digest: str, names: list[str], dtypes: list[str], shapes
     return state.hexdigest()
 
 
-def _carried(folder: Path) -> tuple[str, ...]:
+def carried_files(folder: Path) -> tuple[str, ...]:
+    """The files of a folder that a conversion carries along, by name; CheckpointError where one is too large."""
     found = []
     for name in sorted(os.listdir(folder)):
         chosen = name == INDEX or (

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import xxhash
 
-from shard_plans.checkpoints.checkpoint import CARRIED_LIMIT, Checkpoint, from_headers, open_checkpoint
+from shard_plans.checkpoints.checkpoint import (
+    CARRIED_LIMIT,
+    INDEX,
+    SINGLE,
+    Checkpoint,
+    from_headers,
+    open_checkpoint,
+)
 from shard_plans.checkpoints.headers import HEADER_LIMIT, Header, Kinds, parse_header
 from shard_plans.checkpoints.regular import open_regular
 from shard_plans.documents.manifest import MARKER, ROOT, Manifest, read_manifest
 from shard_plans.errors import CheckFailed, CheckpointError, ManifestError
+from shard_plans.layouts.engine_files import adopt_words, engine_files
 
 FAMILY = "family.yaml"
 """The family table in an output."""
@@ -31,6 +40,8 @@ def open_stored(folder: Path) -> Checkpoint:
         return _kept(folder, read_manifest(folder))
     if (folder / MARKER).is_file():
         raise ManifestError(f"{folder} holds a conversion that isn't finished; give its command again, then this one")
+    if engine_files(folder) is not None and not any(os.path.lexists(folder / name) for name in (INDEX, SINGLE)):
+        raise ManifestError(f"{folder} was written by an engine; {adopt_words(folder)}, or without it, then this again")
     return open_checkpoint(folder)
 
 

@@ -27,7 +27,7 @@ class Job:
     """Pairs of a checkpoint, which is loaded as usual, and a folder that is loaded otherwise; a model with experts
     first, if any has them: the engine makes its groups once."""
     load_format: str
-    """How the folder is loaded."""
+    """How the folder is loaded; `save`: it is written, by the engine's own saver, before kernels repack anything."""
     rank: int
     """Of all ranks, replicas slowest, then stages."""
     port: int
@@ -91,11 +91,10 @@ def octets(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
 
 
-def compare(job: Job, source: str, out: str) -> dict[str, Any]:
-    """Load both ways and compare."""
+def ordinary(job: Job, source: str) -> tuple[Any, Any]:
+    """The engine's configuration for a checkpoint, and its model."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
-    from vllm.model_executor.model_loader import get_model_loader
 
     usual = configuration(job, source, "auto")
     with set_current_vllm_config(usual):
@@ -103,7 +102,28 @@ def compare(job: Job, source: str, out: str) -> dict[str, Any]:
             rank = usual.parallel_config.rank
             init_distributed_environment(job.tp * job.pp, rank, f"tcp://127.0.0.1:{job.port}", rank, "gloo")
             initialize_model_parallel(job.tp, job.pp)
-        wanted = build(usual)
+        return usual, build(usual)
+
+
+def save(job: Job, source: str, out: str) -> dict[str, Any]:
+    """Let the engine's saver write what it loads of a checkpoint, in several parts."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader import get_model_loader
+    from vllm.model_executor.model_loader.sharded_state_loader import ShardedStateLoader
+
+    usual, model = ordinary(job, source)
+    with set_current_vllm_config(usual):
+        get_model_loader(usual.load_config).load_weights(model, usual.model_config)
+        ShardedStateLoader.save_model(model, out, max_size=20_000)
+    return {"saved": len(model.state_dict())}
+
+
+def compare(job: Job, source: str, out: str) -> dict[str, Any]:
+    """Load both ways and compare."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader import get_model_loader
+
+    usual, wanted = ordinary(job, source)
     other = configuration(job, out, job.load_format, **({"shards": job.shards} if job.shards else {}))
     with set_current_vllm_config(other):
         model = build(other)
@@ -129,4 +149,5 @@ if __name__ == "__main__":
     given = Job(**json.loads(sys.argv[1]))
     on_cpu()
     without_kernels()
-    print(json.dumps([compare(given, *pair) for pair in given.folders]))
+    do = save if given.load_format == "save" else compare
+    print(json.dumps([do(given, *pair) for pair in given.folders]))
