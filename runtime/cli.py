@@ -18,12 +18,17 @@ from runtime.verbs import verify_and_run
 from shard_plans.console import emit, progress
 from shard_plans.options import Verb, json_option, refuse
 
+LIBRARY = "transformers"
+"""As --reference: that library's own model."""
+
 
 @click.command("verify-and-run", cls=Verb)
 @click.argument("out", type=click.Path())
 @click.option(
-    "--reference", type=click.Path(), help="The checkpoint, run unsharded in fp32 and compared layer by layer."
-)
+    "--reference", "references", type=click.Path(), multiple=True, metavar="CHECKPOINT",
+    help="The checkpoint, run unsharded in fp32 and compared layer by layer; given again as `transformers`, with that "
+    "library's own model besides.",
+)  # fmt: skip
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda, musa, npu, xpu; `cuda:1` picks one.")
 @click.option("--backend", help="Collective backend under torchrun; by default the device's own.")
 @click.option("--prompt", help="Text to continue, by the checkpoint's tokenizer.")
@@ -54,7 +59,7 @@ from shard_plans.options import Verb, json_option, refuse
 @click.option("--html", type=click.Path(), help="Write the report to this file, as a page that needs nothing else.")
 @click.option("--junit", type=click.Path(), help="Write the checks to this file as JUnit XML, for CI.")
 @json_option
-def verify_and_run_command(out: str, as_json: bool, **options: Any) -> None:
+def verify_and_run_command(out: str, references: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Load an output, run its sharded forward pass, compare and generate (exit 1: a check failed).
 
     One process runs all ranks in turn; under torchrun each process is a rank:
@@ -62,6 +67,11 @@ def verify_and_run_command(out: str, as_json: bool, **options: Any) -> None:
     """
     if options["prompt"] is not None and options["input_ids"] is not None:
         raise click.UsageError("--prompt contradicts --input-ids: give one of them")
+    folders = [given for given in references if given != LIBRARY]
+    if len(folders) > 1:
+        raise click.UsageError(f"--reference names {folders[0]} and {folders[1]}: give one checkpoint")
+    options["reference"] = folders[0] if folders else None
+    options["transformers"] = LIBRARY in references
     shown = progress if os.environ.get("RANK", "0") == "0" else silent
     report = partial(refuse, "verify-and-run", as_json=as_json)
     result = verify_and_run(out, progress=shown, report=report, **options)

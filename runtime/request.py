@@ -43,6 +43,8 @@ class RunOptions:
 
     out: Path
     reference: Path | None = None
+    transformers: bool = False
+    """Compare the reference with that library's own model."""
     device: str = "cpu"
     prompt: str | None = None
     input_ids: str | None = None
@@ -120,6 +122,10 @@ def open_request(options: RunOptions) -> Request:
         check_writable(f"--{word.replace('_', '-')}", getattr(options, word), options.out)
     if options.sensitivity and options.reference is None:
         raise RuntimeFault("--sensitivity needs --reference CHECKPOINT: it rounds that checkpoint's weights")
+    if options.transformers and options.reference is None:
+        raise RuntimeFault(
+            "--reference transformers needs the checkpoint too: --reference CHECKPOINT --reference transformers"
+        )
     if options.quick:
         _check_quick(options)
     options.cache.check()
@@ -143,8 +149,9 @@ def open_request(options: RunOptions) -> Request:
         check_ids(each, new_tokens if each in request.answered else 0, opened.model)
     check_images(ids, images, opened.model)
     options.cache.check_room(opened.model.forward_layers, [len(each) for each in request.answered], new_tokens)
-    if images is not None and options.sensitivity:
-        raise RuntimeFault("--sensitivity takes texts, and the ids hold images; give other ids or a prompt")
+    for name, given in (("sensitivity", options.sensitivity), ("reference transformers", options.transformers)):
+        if images is not None and given:
+            raise RuntimeFault(f"--{name} takes texts, and the ids hold images; give other ids or a prompt")
     if images is not None and options.cache.chunk is not None:
         raise RuntimeFault("--prefill-chunk can't cut ids that hold images; leave it out")
     return request
@@ -153,10 +160,9 @@ def open_request(options: RunOptions) -> Request:
 def _check_quick(options: RunOptions) -> None:
     """Raise RuntimeFault for what a few layers can't do."""
     given = {
-        "max-new-tokens": options.max_new_tokens,
-        "sensitivity": options.sensitivity,
-        "logits-out": options.logits_out,
-    }
+        "max-new-tokens": options.max_new_tokens, "sensitivity": options.sensitivity, "logits-out": options.logits_out,
+        "reference transformers": options.transformers,
+    }  # fmt: skip
     for name, value in given.items():
         if value:
             raise RuntimeFault(f"--quick contradicts --{name}: it runs a few layers alone; leave one of them out")

@@ -20,6 +20,8 @@ from runtime.alive.watched import WatchedComm
 from runtime.answers import Wanted
 from runtime.checking.checks import Check
 from runtime.checking.handed import reference_dtype
+from runtime.checking.library import check_fits, model_class
+from runtime.checking.outside import judge_reference
 from runtime.checking.precision import judge_precision
 from runtime.checking.rebuilt import Rebuilt
 from runtime.checking.reference import Reference
@@ -89,6 +91,7 @@ def _run(
             watch.add("rank 0, the reference", pass_over.context.pulse)
     outcome: Outcome | None = None
     precision: Check | None = None
+    library: Check | None = None
     costs: tuple[Cost, ...] = ()
     fault: ReshardError | None = None
     reports = here
@@ -117,6 +120,9 @@ def _run(
             figures["kv_cache_bytes"] = outcome.cache_bytes
         if reference is not None and own is not None and own is not reference:
             precision = _precision(request, reference, own, outcome, texts)
+        if own is not None and options.transformers:
+            with options.progress("asking transformers", "layers") as advance:
+                library = judge_reference(own, texts, outcome.logits, advance)
         if own is not None and options.sensitivity:
             with options.progress("rounding groups of weights", "layers") as advance:
                 costs = tuple(sensitivity(own, texts, advance))
@@ -132,7 +138,8 @@ def _run(
         fault = found  # the bytes are known to be wrong, and this is what they led to
     figures["seconds"] = round(time.monotonic() - began, 3)
     return Ran(opened, COMPUTE[options.compute], options.reference is not None, options.check_hashes, at_rest, outcome,
-               fault, figures, reports, precision, options.cache.lossless(COMPUTE[options.compute]), costs)  # fmt: skip
+               fault, figures, reports, precision, options.cache.lossless(COMPUTE[options.compute]), costs,
+               library)  # fmt: skip
 
 
 def _reference(request: Request, stack: ExitStack) -> tuple[CheckResult | None, Reference | None, Reference | None]:
@@ -153,6 +160,9 @@ def _reference(request: Request, stack: ExitStack) -> tuple[CheckResult | None, 
     if options.quick:
         taken = [layer.index for layer in opened.model.forward_layers]
         binding = replace(binding, model=only(binding.model, taken))
+    if options.transformers:
+        model_class(binding)
+        check_fits(binding)
     wide = reference_dtype(COMPUTE[options.compute])
     at_rest = None
     if not options.quick:

@@ -23,11 +23,16 @@ def not_checked(ran: Ran, generated: bool) -> tuple[str, ...]:
             "No reference was given: digests say that the files are as they were written, not that they are right. "
             "Give --reference CHECKPOINT to compare bytes, layers and logits."
         )
+    elif ran.library is not None:
+        said.append(
+            "The reference's layers and head were compared with transformers' model of the checkpoint, over these ids "
+            "alone; what both take from the same source, such as config.json, can fool both."
+        )
     else:
         said.append(
             "The reference is reshard's own forward pass over the checkpoint: it shares the family table and the layer "
-            "arithmetic with the ranks, so a wrong row of the table fools both. Only another implementation's logits "
-            "(--logits-out, and transformers) can confirm those."
+            "arithmetic with the ranks, so a wrong row of the table fools both. Only another implementation can "
+            "confirm those: add --reference transformers, where that library's model fits in memory."
         )
     if ran.opened.model.words.get("tower") is not None and not ran.figures.get("images"):
         said.append(

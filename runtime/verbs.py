@@ -28,6 +28,7 @@ def verify_and_run(
     out: AnyPath,
     reference: AnyPath | None = None,
     *,
+    transformers: bool = False,
     device: str = "cpu",
     backend: str | None = None,
     prompt: str | None = None,
@@ -63,7 +64,8 @@ def verify_and_run(
     else:
         ids = ",".join(map(str, input_ids))
     options = RunOptions(
-        out=Path(out), reference=_path(reference), device=device, prompt=prompt, input_ids=ids, prompts=_path(prompts),
+        out=Path(out), reference=_path(reference), transformers=transformers, device=device,
+        prompt=prompt, input_ids=ids, prompts=_path(prompts),
         context=context, max_new_tokens=max_new_tokens, compute=compute, quick=quick, sensitivity=sensitivity,
         cache=KvOptions(kv_cache, kv_block, kv_blocks, prefill_chunk), logits_out=_path(logits_out), html=_path(html),
         junit=_path(junit), backend=backend, vision=vision, timeout=timeout, report=report, progress=progress,

@@ -52,6 +52,8 @@ class Ran:
     """The cache keeps what is computed."""
     sensitivity: tuple[Cost, ...] = ()
     """What each group of weights costs in 8 bits, where it was asked for."""
+    library: Check | None = None
+    """How the reference compares with the transformers library's model, where that was asked for."""
 
 
 def checks_of(ran: Ran) -> tuple[Check, ...]:
@@ -62,7 +64,7 @@ def checks_of(ran: Ran) -> tuple[Check, ...]:
         strict = exact(ran.compute) and ran.lossless_cache
         if ran.outcome.cached is not None:
             found += cache_checks(ran.outcome.cached, limits(ran.compute)[0] if strict else None)
-        found.append(ran.precision)
+        found += [ran.precision, ran.library]
     return tuple(check for check in found if check is not None)
 
 

@@ -60,6 +60,7 @@ class Reference:
         `rebuilt` reads the weights that the binding has in another precision than the checkpoint.
         """
         forward.check_model(binding.model)
+        self.binding = binding
         self.context: RankContext = forward.single_rank(binding.model, compute, device)
         self._weights = StoredWeights(binding, rebuilt)
         self._pool = ThreadPoolExecutor(1, "reference")
