@@ -17,6 +17,7 @@ def show_run(result: RunResult) -> None:
     console = out()
     console.print(verdict(result), style="bold green" if result.passed else "bold red", markup=False)
     _checks(console, result)
+    _texts(console, result)
     _sensitivity(console, result)
     _figures(console, result)
     if result.generated:
@@ -42,6 +43,16 @@ def _checks(console: Console, result: RunResult) -> None:
             console.print(f"  {check.name}: {check.note}", markup=False)
 
 
+def _texts(console: Console, result: RunResult) -> None:
+    for number, text in enumerate(result.figures.get("texts", ())):
+        if text["log_likelihood"] is None:
+            continue
+        words = f"text {number}: log-likelihood {text['log_likelihood']:.5f} a token, of {text['tokens']} tokens"
+        if text["reference_log_likelihood"] is not None:
+            words += f"; the reference's {text['reference_log_likelihood']:.5f}, divergence {text['divergence']:.1e}"
+        console.print(words, markup=False)
+
+
 def _sensitivity(console: Console, result: RunResult) -> None:
     if not result.sensitivity:
         return
@@ -63,8 +74,8 @@ def _figures(console: Console, result: RunResult) -> None:
     images = f" and {figures['images']} images" if "images" in figures else ""
     console.print(
         f"{figures['ranks']} ranks ran {figures['tokens']} tokens{images} on {figures['device']} in "
-        f"{figures['seconds']:.1f} s; {size(figures['bytes_read'])} of shards read, "
-        f"{figures['seconds_waited']:.1f} s waited for them",
+        f"{figures['seconds']:.1f} s; {size(figures['bytes_read'])} of shards read in "
+        f"{figures['seconds_loading']:.1f} s beside that, {figures['seconds_waited']:.1f} s waited for them",
         markup=False,
     )
     words = (

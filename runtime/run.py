@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,12 +20,10 @@ from runtime.answers import Wanted
 from runtime.checking.checks import Check
 from runtime.checking.handed import reference_dtype
 from runtime.checking.library import check_fits, model_class
-from runtime.checking.outside import judge_reference
-from runtime.checking.precision import judge_precision
 from runtime.checking.rebuilt import Rebuilt
 from runtime.checking.reference import Reference
 from runtime.checking.sample import only
-from runtime.checking.sensitivity import Cost, sensitivity
+from runtime.judged import Judged, judge
 from runtime.launch import agree, join, one_rank_a_process, room, run_ranks, tower_loader
 from runtime.loading.loader import Loader, LoadOptions
 from runtime.request import COMPUTE, Request, RunOptions, open_request
@@ -37,8 +34,7 @@ from runtime.timeline import summed
 from runtime.unchecked import not_checked
 from runtime.verdict import Ran, checks_of
 from shard_plans.checkpoints.checkpoint import open_checkpoint
-from shard_plans.documents.conversions import Tally
-from shard_plans.documents.manifest import ROOT, read_shard_manifest
+from shard_plans.documents.manifest import ROOT
 from shard_plans.errors import CheckpointError, ManifestError, NotFinite, OutputError, ReshardError, RuntimeFault
 from shard_plans.families.binding import bind
 from shard_plans.placement.precision import in_precision
@@ -90,9 +86,7 @@ def _run(
         for pass_over in filter(None, (reference, own)):
             watch.add("rank 0, the reference", pass_over.context.pulse)
     outcome: Outcome | None = None
-    precision: Check | None = None
-    library: Check | None = None
-    costs: tuple[Cost, ...] = ()
+    judged = Judged()
     fault: ReshardError | None = None
     reports = here
     figures: dict[str, Any] = {"input_ids": [] if request.prompts else request.ids}
@@ -118,15 +112,9 @@ def _run(
             outcome = run_ranks(replace(job, advance=advance), comm, watch, options.timeout)
         if job.wanted is not None:
             figures["kv_cache_bytes"] = outcome.cache_bytes
-        if reference is not None and own is not None and own is not reference:
-            precision = _precision(request, reference, own, outcome, texts)
-        if own is not None and options.transformers:
-            with options.progress("asking transformers", "layers") as advance:
-                library = judge_reference(own, texts, outcome.logits, advance)
-        if own is not None and options.sensitivity:
-            with options.progress("rounding groups of weights", "layers") as advance:
-                costs = tuple(sensitivity(own, texts, advance))
+        judged = judge(request, reference, own, outcome, texts)
         figures |= {"bytes_read": outcome.loaded, "seconds_waited": round(loader.seconds_waited, 3)}
+        figures |= {"seconds_loading": round(loader.seconds_loading, 3), "bytes_loaded": loader.bytes_read}
         figures |= {**summed(outcome.spans), "peak_memory": outcome.peak}
         figures["texts"] = [] if options.quick else [text.as_dict() for text in outcome.texts]
         figures |= {} if outcome.speed is None else outcome.speed.as_dict()
@@ -138,8 +126,7 @@ def _run(
         fault = found  # the bytes are known to be wrong, and this is what they led to
     figures["seconds"] = round(time.monotonic() - began, 3)
     return Ran(opened, COMPUTE[options.compute], options.reference is not None, options.check_hashes, at_rest, outcome,
-               fault, figures, reports, precision, options.cache.lossless(COMPUTE[options.compute]), costs,
-               library)  # fmt: skip
+               fault, figures, reports, judged, options.cache.lossless(COMPUTE[options.compute]))  # fmt: skip
 
 
 def _reference(request: Request, stack: ExitStack) -> tuple[CheckResult | None, Reference | None, Reference | None]:
@@ -173,19 +160,6 @@ def _reference(request: Request, stack: ExitStack) -> tuple[CheckResult | None, 
     reference = stack.enter_context(Reference(converted, wide, request.device, rebuilt))
     own = reference if rebuilt is None else stack.enter_context(Reference(binding, wide, request.device))
     return at_rest, reference, own
-
-
-def _precision(
-    request: Request, reference: Reference, own: Reference, outcome: Outcome, texts: Sequence[Tensor]
-) -> Check | None:
-    """What the plan's change of precision does; None where it cost nothing, or images take part."""
-    opened, tally = request.opened, Tally()
-    tally.take(read_shard_manifest(opened.out, file.name, opened.root) for file in opened.root.files)
-    lossy = [tensor for tensor in tally.tensors() if tensor.largest > 0]
-    if not lossy or request.images is not None:
-        return None
-    with request.options.progress("judging precision", "layers"):
-        return judge_precision(own, reference, texts, outcome.logits, lossy, opened.plan.weights)
 
 
 def _loader(request: Request, comm: WatchedComm | None) -> Loader:
@@ -231,7 +205,7 @@ def _result(request: Request, ran: Ran) -> RunResult:
         all(found.passed for found in checks), checks, () if alone is None else alone.generated,
         None if alone is None else alone.text, answered if request.prompts else (), not_checked(ran, bool(answers)),
         ran.outcome.layers if ran.outcome is not None else (), ran.outcome.spans if ran.outcome is not None else (),
-        ran.sensitivity,
+        ran.judged.costs,
         ran.figures,
     )  # fmt: skip
 

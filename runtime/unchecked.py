@@ -23,7 +23,7 @@ def not_checked(ran: Ran, generated: bool) -> tuple[str, ...]:
             "No reference was given: digests say that the files are as they were written, not that they are right. "
             "Give --reference CHECKPOINT to compare bytes, layers and logits."
         )
-    elif ran.library is not None:
+    elif ran.judged.library is not None:
         said.append(
             "The reference's layers and head were compared with transformers' model of the checkpoint, over these ids "
             "alone; what both take from the same source, such as config.json, can fool both."

@@ -70,13 +70,16 @@ def verify_and_run(
         cache=KvOptions(kv_cache, kv_block, kv_blocks, prefill_chunk), logits_out=_path(logits_out), html=_path(html),
         junit=_path(junit), backend=backend, vision=vision, timeout=timeout, report=report, progress=progress,
     )  # fmt: skip
+    tells = options.junit if os.environ.get("RANK", "0") == "0" else None
+    if tells is not None:
+        check_writable("--junit", tells, options.out)
+        write_whole(tells, junit_error("Unfinished", "the run didn't come to its end"))  # if it is killed, that stays
     try:
         result = run(options)
     except ReshardError as fault:
-        if options.junit is not None and os.environ.get("RANK", "0") == "0":
+        if tells is not None:
             with suppress(OutputError):  # the fault itself is what to tell
-                check_writable("--junit", options.junit, options.out)
-                write_whole(options.junit, junit_error(type(fault).__name__, str(fault)))
+                write_whole(tells, junit_error(type(fault).__name__, str(fault)))
         raise
     if result.reports and options.junit is not None:
         write_whole(options.junit, junit_text(result))

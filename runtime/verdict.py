@@ -21,7 +21,7 @@ from runtime.checking.checks import (
     make_check,
 )
 from runtime.checking.handed import exact
-from runtime.checking.sensitivity import Cost
+from runtime.judged import Judged
 from runtime.opened import Opened
 from runtime.session import Outcome
 from shard_plans.errors import ManifestError, NotFinite, ReshardError
@@ -46,14 +46,10 @@ class Ran:
     figures: dict[str, Any]
     reports: bool
     """This process knows about the fault."""
-    precision: Check | None = None
-    """What the plan's change of precision does, where it changes something."""
+    judged: Judged
+    """What the reference told beside the run."""
     lossless_cache: bool = True
     """The cache keeps what is computed."""
-    sensitivity: tuple[Cost, ...] = ()
-    """What each group of weights costs in 8 bits, where it was asked for."""
-    library: Check | None = None
-    """How the reference compares with the transformers library's model, where that was asked for."""
 
 
 def checks_of(ran: Ran) -> tuple[Check, ...]:
@@ -64,7 +60,7 @@ def checks_of(ran: Ran) -> tuple[Check, ...]:
         strict = exact(ran.compute) and ran.lossless_cache
         if ran.outcome.cached is not None:
             found += cache_checks(ran.outcome.cached, limits(ran.compute)[0] if strict else None)
-        found += [ran.precision, ran.library]
+        found += [ran.judged.precision, ran.judged.library]
     return tuple(check for check in found if check is not None)
 
 

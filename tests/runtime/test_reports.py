@@ -11,9 +11,11 @@ from xml.etree import ElementTree
 import pytest
 
 import reshard
+from runtime import verbs
 from runtime.checking.checks import Check
 from runtime.junit import junit, junit_error
 from runtime.report_html.page import make_page, page_data
+from runtime.request import RunOptions
 from runtime.result import RunResult
 from runtime.summary import first_operator, verdict, worst_layer
 from shard_plans.errors import OutputError, RuntimeFault
@@ -136,6 +138,23 @@ def test_a_run_that_cannot_be_made_is_an_error_in_junit(output: Path, tmp_path: 
     root = ElementTree.parse(path).getroot()
     error = root.find("testsuite/testcase/error")
     assert error is not None and "99999" in (error.get("message") or "") and root.get("errors") == "1"
+
+
+def test_a_run_that_is_ended_by_force_leaves_no_old_verdict(
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "junit.xml"
+    reshard.verify_and_run(output, junit=path)
+    assert ElementTree.parse(path).getroot().get("errors") == "0"
+
+    def killed(options: RunOptions) -> RunResult:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verbs, "run", killed)
+    with pytest.raises(KeyboardInterrupt):
+        reshard.verify_and_run(output, junit=path)
+    error = ElementTree.parse(path).getroot().find("testsuite/testcase/error")
+    assert error is not None and "didn't come to its end" in (error.get("message") or "")
 
 
 def test_reports_are_not_written_into_what_is_read(output: Path, tmp_path: Path) -> None:

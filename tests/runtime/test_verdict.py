@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.blocks.cache import LayerCache
 from runtime.blocks.router import Routing
 from runtime.checking.checks import AIM
 from runtime.checking.probes import Recorder
@@ -114,3 +116,24 @@ def test_nothing_is_left_on_stdout_but_the_document(output: Path, tiny: MakeChec
     assert found["tokens"] == 3
     assert set(found["checks"][0]) >= {"name", "passed", "worst", "limit", "where"}
     assert torch.tensor([check["limit"] for check in found["checks"]]).isfinite().all()
+
+
+def test_a_fault_of_the_cache_shows_step_by_step(
+    output: Path, tiny: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = LayerCache.append
+
+    def stale(
+        self: LayerCache,
+        positions: Tensor,
+        parts: Sequence[Tensor],
+        window: int | None = None,
+        chunk: int | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        seen, kept = honest(self, positions, parts, window, chunk)
+        return seen, [torch.cat([part[:1], part[:-1]]) if len(positions) == 1 else part for part in kept]
+
+    monkeypatch.setattr(LayerCache, "append", stale)
+    result = verify(output, tiny("mixtral"))
+    assert failed(result) == {"decode"}
+    assert "layer " in checks(result)["decode"].where

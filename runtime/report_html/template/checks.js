@@ -18,7 +18,7 @@ const told = (value) => (value === null || value === undefined ? "" : precise(va
     ["time to first token", report.first_token_seconds, seconds], ["time per token", report.token_seconds, seconds],
     ["tokens a second", report.tokens_per_second, (value) => value.toPrecision(3)],
     ["peak of memory", report.peak_memory, bytes], ["shards read", report.bytes_read, bytes],
-    ["loading speed", report.load_bytes_per_second, (value) => `${bytes(value)}/s`],
+    ["loading", report.seconds_loading, (value) => `${seconds(value)}, ${bytes(report.bytes_loaded / Math.max(value, 1e-9))}/s`],
     ["waited for weights", report.seconds_waited, seconds], ["a rank computed", report.seconds_computing, seconds],
     ["a rank compared", report.seconds_comparing, seconds], ["whole run", report.seconds, seconds],
   ].filter(([, value]) => value !== null && value !== undefined);
