@@ -38,7 +38,7 @@ class Comm(Protocol):
         """`parts[i]` goes to the group's member i; returns what each member sent here. First dimensions may differ."""
 
     def send(self, x: Tensor, to: int) -> None:
-        """Hand `x` to rank `to`, which calls `recv`."""
+        """Hand a copy of `x` to rank `to`, which calls `recv`; returns at once."""
 
     def recv(self, sender: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """The next tensor that `sender` sent here; it must have this shape and dtype."""

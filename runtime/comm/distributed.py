@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -18,6 +19,9 @@ from shard_plans.placement.grid import Grid
 
 PATIENCE = timedelta(hours=6)
 """How long a rank waits in a collective: the others wait while rank 0 compares every byte with the checkpoint."""
+
+IN_FLIGHT = 64
+"""Messages of a rank that may be under way; before one more is sent, the oldest must have been received."""
 
 
 def under_torchrun() -> bool:
@@ -69,6 +73,7 @@ class DistributedComm:
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
         self._device = device
+        self._sent: deque[tuple[Any, Tensor]] = deque()
         self._groups: dict[Group, Any] = {group: dist.new_group(list(group)) for group in grid_groups(grid)}
 
     def all_reduce(self, x: Tensor, group: Group) -> Tensor:
@@ -107,10 +112,13 @@ class DistributedComm:
         return list(torch.split(inbox, rows))
 
     def send(self, x: Tensor, to: int) -> None:
-        """Returns once `x` may be changed; with gloo that can be after the receiver took it."""
+        """Returns at once, so that a pipeline stage can take its next micro-batch; a copy waits for the receiver."""
         check_dtype("send", x)
         check_peer("send to", self, to)
-        dist.send(x.contiguous(), to)
+        if len(self._sent) == IN_FLIGHT:
+            self._sent.popleft()[0].wait()
+        kept = x.contiguous().clone()
+        self._sent.append((dist.isend(kept, to), kept))
 
     def recv(self, sender: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """The next message of `sender`."""
@@ -134,7 +142,8 @@ class DistributedComm:
         dist.all_reduce(torch.zeros(1, device=self._device))
 
     def close(self) -> None:
-        """Leave the group; no collective may follow."""
+        """Leave the group; no collective may follow, and what was sent and not received is lost."""
+        self._sent.clear()
         dist.destroy_process_group()
 
     def _group(self, group: Group) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -75,12 +76,37 @@ def process(rank: int, world: int, port: int, folder: str) -> None:
     comm.close()
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_processes_over_gloo_equal_virtual_ranks(world: int, tmp_path: Path) -> None:
+def ahead(rank: int, port: int, folder: str) -> None:
+    """Rank 1 receives nothing before rank 0 has sent three micro-batches, larger than any buffer between them."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    comm, sent = init(make_grid(pp=2), torch.device("cpu")), Path(folder) / "sent"
+    if rank == 0:
+        x = torch.zeros(4 << 20)
+        for batch in range(3):
+            comm.send(x.fill_(batch), 1)  # a copy is sent: the stage goes on with its memory
+        sent.touch()
+    else:
+        while not sent.exists():
+            time.sleep(0.05)
+        found = [comm.recv(0, (4 << 20,), torch.float32) for _ in range(3)]
+        assert [(int(x[0]), int(x[-1])) for x in found] == [(0, 0), (1, 1), (2, 2)]
+    comm.barrier()
+    comm.close()
+
+
+def test_a_stage_goes_on_before_the_next_has_received(tmp_path: Path) -> None:
+    multiprocessing.spawn(ahead, (free_port(), str(tmp_path)), 2)  # type: ignore[attr-defined,no-untyped-call]
+
+
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    multiprocessing.spawn(process, (world, port, str(tmp_path)), world)  # type: ignore[attr-defined,no-untyped-call]
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_processes_over_gloo_equal_virtual_ranks(world: int, tmp_path: Path) -> None:
+    multiprocessing.spawn(process, (world, free_port(), str(tmp_path)), world)  # type: ignore[attr-defined,no-untyped-call]
     expected = VirtualWorld(world).run(
         lambda comm: everything(comm) if world == 2 else [*everything(comm), moe_layer(comm)]
     )

@@ -13,7 +13,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
 
 from runtime.blocks.context import RankContext, single_rank
-from runtime.blocks.norms import layer_norm, model_norm
+from runtime.blocks.norms import biased_norm, layer_norm, model_norm, weighted_norm
+from runtime.blocks.qk_norm import norm_heads, unit_heads
 from runtime.blocks.weights import Stored
 from shard_plans.families.model import Model
 
@@ -62,3 +63,40 @@ def test_the_layer_norm_is_torchs_own(dtype: torch.dtype, limit: float) -> None:
     mine = layer_norm(x, weight.to(dtype), bias, EPS)
     assert mine.dtype == dtype and torch.allclose(mine, theirs, rtol=limit, atol=limit)
     assert not torch.allclose(layer_norm(x, weight.to(dtype), bias, 100.0), theirs, rtol=limit, atol=limit)
+
+
+LARGE = 6e4
+"""Near float16's largest number, 65504: its square is no float16, and no sum of two such is."""
+
+
+def test_large_float16_numbers_do_not_overflow() -> None:
+    x = torch.tensor([[LARGE, -LARGE, LARGE / 2, 0.0] * 6], dtype=torch.float16)
+    assert x.pow(2).mean().isinf() and not x.isinf().any()  # what a norm in float16 would do
+    weights = {"n": Stored(torch.ones(24)), "n.bias": Stored(torch.zeros(24))}
+    weights |= {f"attn.{part}_norm": Stored(torch.ones(24)) for part in "qk"}
+    wide = x.double()
+    rms, centred = wide / wide.pow(2).mean().sqrt(), wide - wide.mean()
+    for kind in KINDS:
+        ctx = context(kind, torch.float16)
+        twice = 2.0 if kind == "rms_zero_centred" else 1.0  # 1 + weight
+        assert_close(model_norm(ctx, weights, "n", x), twice * rms)
+        heads = x.view(1, 1, 24)
+        for found in norm_heads(ctx, "per_head", weights, heads, heads):
+            assert_close(found, twice * rms.view(1, 1, 24))
+        assert_close(unit_heads(ctx, "l2", heads), rms.view(1, 1, 24))
+        assert_close(weighted_norm(ctx, weights, "n", x, EPS), rms)
+        assert_close(biased_norm(ctx, weights, "n", x, EPS), centred / centred.pow(2).mean().sqrt())
+
+
+def test_large_float16_heads_of_one_norm_do_not_overflow() -> None:
+    sizes = {"head_dim": 12, "heads": 2, "kv_heads": 2}
+    model = Model("", {}, {}, sizes, (), {"norm": "rms", "eps": EPS}, False)
+    weights = {f"attn.{part}_norm": Stored(torch.ones(24)) for part in "qk"}
+    x = torch.tensor([[LARGE, -LARGE] * 12], dtype=torch.float16).view(1, 2, 12)
+    for found in norm_heads(single_rank(model, torch.float16, torch.device("cpu")), "all_heads", weights, x, x):
+        assert_close(found, x.double() / LARGE)
+
+
+def assert_close(found: Tensor, wide: Tensor) -> None:
+    assert found.dtype == torch.float16
+    assert torch.allclose(found.double(), wide, atol=2e-3)

@@ -10,7 +10,10 @@ from shard_plans.families.binding import Binding
 from shard_plans.placement.experts import ExpertPlacement, contiguous
 from shard_plans.placement.grid import make_grid
 
-DENSE_PLANS: tuple[dict[str, int], ...] = ({}, {"tp": 2}, {"tp": 4}, {"tp": 2, "pp": 3}, {"dp": 2, "pp": 3})
+DENSE_PLANS: tuple[dict[str, int], ...] = (
+    {}, {"tp": 2}, {"tp": 4}, {"tp": 2, "pp": 3}, {"dp": 2, "pp": 3}, {"dp": 2, "tp": 2}, {"pp": 2},
+    {"pp": 2, "dp": 2, "tp": 4},
+)  # fmt: skip
 MOE_PLANS: tuple[dict[str, int], ...] = (
     {"tp": 2, "ep": 2}, {"tp": 4, "ep": 2, "etp": 2}, {"tp": 4, "ep": 2, "etp": 1}, {"dp": 4, "ep": 2, "etp": 1},
     {"dp": 2, "tp": 2, "ep": 4}, {"pp": 2, "dp": 2, "tp": 2, "ep": 4},

@@ -26,6 +26,8 @@ CELLS = [
     ("qwen2", {"tp": 2}),
     ("mixtral", {"pp": 2}),
     ("deepseek_v3_fp8", {"dp": 2, "ep": 2}),
+    pytest.param("qwen3_next", {"tp": 2, "ep": 2}, marks=pytest.mark.slow),
+    pytest.param("qwen3_next", {"pp": 2, "dp": 2, "ep": 2}, marks=pytest.mark.slow),
     pytest.param("qwen2", {"tp": 2, "pp": 2}, marks=pytest.mark.slow),
     pytest.param("mixtral", {"tp": 4, "ep": 2, "etp": 2}, marks=pytest.mark.slow),
     pytest.param("deepseek_v3_fp8", {"tp": 2, "dp": 2, "ep": 4}, marks=pytest.mark.slow),
