@@ -1,0 +1,1 @@
+"""What the other tests show on a CPU, sampled on an accelerator in a few minutes: `python -m tests.gpu`."""
