@@ -86,6 +86,12 @@ def synchronize(device: torch.device) -> None:
         module(device.type).synchronize(device)
 
 
+def describe(device: torch.device) -> str:
+    """The device's own name, where its library tells it."""
+    found = getattr(module(device.type), "get_device_name", None) if device.type != "cpu" else None
+    return f"{device} ({found(device)})" if found is not None else str(device)
+
+
 def free_bytes(device: torch.device) -> int:
     """Bytes that this process may still take on `device`; 0 where its library doesn't say.
 

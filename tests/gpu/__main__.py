@@ -1,4 +1,4 @@
-"""`python -m tests.gpu [--device cuda] [--seconds 420] [--json FILE]`: a table, and one JSON object; 0 if all passed."""
+"""`python -m tests.gpu [--device cuda] [--seconds 420] [--json FILE]`: a table and a JSON object; 0 if all passed."""
 
 from __future__ import annotations
 

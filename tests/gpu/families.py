@@ -63,7 +63,7 @@ def compare(cell: Cell, source: Path, folder: Path, device: str) -> tuple[float,
 
 
 def run(setting: Setting) -> Part:
-    """As many cells as there is time for: every check of verify-and-run, and the logits within 1e-5 of transformers'."""
+    """As many cells as there is time for: every check of verify-and-run, and logits within 1e-5 of transformers'."""
     every = cells(setting.seed)
     part, seen = Part("families", len(every)), set[str]()
     for cell in part.within(setting.seconds, every):

@@ -13,9 +13,10 @@ from tests.mutations.run import try_bug
 def run(setting: Setting) -> Part:
     """Bugs in a random order, each in a random family, as many as there is time for."""
     dice = random.Random(setting.seed)
-    every = [(bug, family) for bug in BUGS for family in PLANS]
-    dice.shuffle(every)
-    every.sort(key=lambda pair: sum(pair[0] is other for other, _ in every[: every.index(pair)]))  # each bug once first
+    bugs, names = list(BUGS), list(PLANS)
+    dice.shuffle(bugs)
+    turns = range(len(names))  # every bug comes before one comes again
+    every = [(bug, names[(place + turn) % len(names)]) for turn in turns for place, bug in enumerate(bugs)]
     part, outputs = Part("mutations", len(every)), Outputs(setting.checkpoints, setting.folder)
     caught = set[str]()
     for bug, family in part.within(setting.seconds, every):

@@ -41,14 +41,13 @@ def run(setting: Setting) -> Part:
             make(name, folder)
 
         source = cache.made(setting.checkpoints, name, write)
-        out, ids = setting.folder / f"{name}-processes", setting.folder / "ids.txt"
-        ids = ",".join(map(str, expected(source)["input_ids"][0].tolist()))  # type: ignore[assignment]
+        out, ids = setting.folder / name, ",".join(map(str, expected(source)["input_ids"][0].tolist()))
         here, apart = setting.folder / "here.safetensors", setting.folder / "apart.safetensors"
         convert_tiny(source, out, plan)
-        verify_and_run(RunOptions(out, source, setting.device, input_ids=str(ids), logits_out=here))
+        verify_and_run(RunOptions(out, source, setting.device, input_ids=ids, logits_out=here))
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world(plan))]
         command += ["-m", "reshard", "verify-and-run", str(out), "--reference", str(source), "--device", kind]
-        command += ["--input-ids", str(ids), "--logits-out", str(apart), "--json"]
+        command += ["--input-ids", ids, "--logits-out", str(apart), "--json"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         ran = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
         where = f"{name} {plan_id(dict(plan))}"

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from runtime.comm.devices import available
+from tests.checkpoints.variants import MAIN
 from tests.gpu.__main__ import main
 from tests.gpu.families import cells
 from tests.gpu.part import Part
 from tests.gpu.table import table
-from tests.whole.test_families import MAIN, RUN
+from tests.whole.test_families import RUN
 
 HERE = available()[0]
 

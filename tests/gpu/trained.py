@@ -64,4 +64,6 @@ def continuation(source: Path) -> list[int]:
 
 def speed(figures: Mapping[str, Any]) -> dict[str, Any]:
     """What verify-and-run says of its speed."""
-    return {name: figures[name] for name in ("first_token_seconds", "token_seconds", "tokens_per_second") if name in figures}
+    return {
+        name: figures[name] for name in ("first_token_seconds", "token_seconds", "tokens_per_second") if name in figures
+    }

@@ -32,9 +32,9 @@ class Finding:
     """What the report says first."""
 
 
-def judge(bug: Bug, site: Site, checkpoint: Path, ids: str) -> Finding:
+def judge(bug: Bug, site: Site, checkpoint: Path, ids: str, device: str = "cpu") -> Finding:
     """Verify the spoiled output against the checkpoint."""
-    options = RunOptions(site.out, checkpoint, input_ids=ids, compute=bug.compute)
+    options = RunOptions(site.out, checkpoint, device, input_ids=ids, compute=bug.compute)
     if bug.place == ANSWER:
         options = replace(options, max_new_tokens=NEW, cache=KvOptions(chunk=CHUNK), ignore_end=True)
     try:

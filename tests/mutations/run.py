@@ -38,7 +38,7 @@ def prompt(dice: random.Random, tokens: int = TOKENS) -> str:
     return ",".join(str(dice.randrange(3, WORDS_BEHIND)) for _ in range(tokens))
 
 
-def try_bug(bug: Bug, family: str, seed: int, outputs: Outputs) -> Cell | None:
+def try_bug(bug: Bug, family: str, seed: int, outputs: Outputs, device: str = "cpu") -> Cell | None:
     """The bug at a random place of the family's model, cut by a random plan; None where it can't be had at all."""
     dice = random.Random(f"{bug.name} {family} {seed}")
     plans = list(PLANS[family])
@@ -53,7 +53,7 @@ def try_bug(bug: Bug, family: str, seed: int, outputs: Outputs) -> Cell | None:
                 continue
             ids = prompt(dice)
             bug.inject(site)
-            finding = judge(bug, site, outputs.checkpoint(family), ids)
+            finding = judge(bug, site, outputs.checkpoint(family), ids, device)
             words = " ".join(f"{axis} {size}" for axis, size in sizes.items())
             return Cell(bug, family, f"{words}: layer {site.layer.index}, rank {site.rank}", finding)
     return None
