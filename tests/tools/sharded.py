@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -13,12 +14,14 @@ from torch import Tensor
 
 from converter.verbs import convert
 from runtime.blocks.context import RankContext
+from runtime.blocks.images import Images
 from runtime.blocks.probe import NOBODY, Probe
 from runtime.blocks.router import Routing
 from runtime.blocks.weights import LayerWeights
 from runtime.checking.checks import Check
 from runtime.comm.comm import Comm
 from runtime.comm.virtual import VirtualWorld
+from runtime.launch import tower_loader
 from runtime.loading.loader import Loader, LoadOptions
 from runtime.opened import open_output
 from runtime.passes import RankRun, batch_pass, next_piece
@@ -65,24 +68,28 @@ def run_output(
     compute: torch.dtype = torch.float32,
     chunks: Sequence[int] | None = None,
     spoil: Callable[[Model], Model] | None = None,
+    images: Images | None = None,
 ) -> Computed:
     """One prefill of ids [tokens] over all virtual ranks of `out`; or a pass for each chunk, through the cache.
 
-    `spoil` changes the model that the ranks believe to run.
+    `spoil` changes the model that the ranks believe to run; `images` are those among the ids of a prefill.
     """
     opened = open_output(out)
     grid, model = opened.plan.grid, opened.model if spoil is None else spoil(opened.model)
     watches = [Watch() for _ in range(grid.world)]
     options = LoadOptions(CPU)
-    with Loader(out, opened.root, range(grid.world), len(opened.model.forward_layers), options) as loader:
+    with ExitStack() as stack:
+        layers = len(opened.model.forward_layers)
+        loader = stack.enter_context(Loader(out, opened.root, range(grid.world), layers, options))
+        seen = None if images is None else tower_loader(opened, None, replace(options, tower=True), stack)
 
         def rank(comm: Comm) -> Tensor | None:
             at = grid.coordinate(comm.rank)
             ctx = RankContext(grid, at, comm, model, opened.plan.experts, compute, CPU)
-            run = RankRun(ctx, loader, opened.plan.stages, lockstep=True)
+            run = RankRun(ctx, loader, opened.plan.stages, lockstep=True, tower=seen)
             caches = None if chunks is None else run.new_caches()
             parts = [
-                batch_pass(run, [next_piece(run, ids[places], places, caches)], watches[comm.rank])
+                batch_pass(run, [next_piece(run, ids[places], places, caches, images)], watches[comm.rank], images)
                 for places in torch.split(torch.arange(len(ids)), list(chunks or [len(ids)]))
             ]
             scores = [part for part in parts if part is not None]

@@ -10,12 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from runtime.blocks.images import Images
 from runtime.request import RunOptions
 from runtime.run import verify_and_run
 from tests.conftest import MakeCheckpoint
 from tests.converter.test_architectures import PLANS, QUICK
 from tests.tools.plans import plan_id
-from tests.tools.sharded import convert_tiny, expected, relative
+from tests.tools.sharded import convert_tiny, expected, relative, run_output
 
 NAMES = ("kimi_k25", "qwen3_vl_moe", "minimax_m3_vl", "qwen3_5_moe")
 LIMIT = 1e-5
@@ -83,3 +84,40 @@ def test_what_is_generated_behind_an_image(name: str, tiny: MakeCheckpoint, tmp_
             scores = model(input_ids=ids, use_cache=False, **inputs).logits[0, -1]
         ids = torch.cat([ids, scores.argmax()[None, None]], dim=1)
     assert list(found.generated) == ids[0, -new:].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_hidden_state_with_an_image(name: str, tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    """What early layers add of the image included; the output of the last layer is seen in the logits."""
+    source, reference = tiny(name), expected(tiny(name))
+    wanted = streams(name, source)
+    rows, columns = reference["vision.image_grid_thw"][0, 1:].tolist()
+    images = Images(reference["vision.pixel_values"], ((1, rows, columns),))
+    for plan in PLANS:
+        convert_tiny(source, tmp_path / plan_id(plan), plan)
+        found = run_output(tmp_path / plan_id(plan), reference["vision.input_ids"][0], images=images)
+        assert all(relative(scores, reference["vision.logits"][0]) < LIMIT for scores in found.logits)
+        for watch in found.watches:
+            for layer, hidden in watch.hidden.items():
+                if layer + 1 < len(wanted):
+                    assert relative(hidden, wanted[layer + 1]) < LIMIT, (plan, layer)
+
+
+def streams(name: str, source: Path) -> list[Tensor]:
+    """What goes into each layer of transformers' model [tokens, hidden], for the reference's image and ids."""
+    from tests.checkpoints.tiny import quiet, reload
+
+    quiet()
+    reference, model, found = expected(source), reload(name, source), list[Tensor]()
+    inputs = {key.removeprefix("vision."): value for key, value in reference.items() if key.startswith("vision.")}
+    del inputs["logits"]
+    layers = [module for module in model.modules() if type(module).__name__.endswith("DecoderLayer")]
+    for layer in layers:
+        layer.register_forward_pre_hook(
+            lambda _, given, named: found.append((given or (named["hidden_states"],))[0][0].float()), with_kwargs=True
+        )
+    with torch.no_grad():
+        model(**inputs, use_cache=False)
+    assert len(found) == len(layers) == 3
+    return found
