@@ -56,7 +56,7 @@ def compare(cell: Cell, source: Path, folder: Path, device: str) -> tuple[float,
     convert_tiny(source, folder / "out", cell.plan)
     prefix, names = ("vision.", IMAGE) if cell.image else ("", IDS)
     save_file({name.removeprefix("image_"): reference[prefix + name] for name in names}, ids)
-    found = verify_and_run(RunOptions(folder / "out", source, device, input_ids=str(ids), logits_out=logits))
+    found = verify_and_run(RunOptions(folder / "out", source, device=device, input_ids=str(ids), logits_out=logits))
     worst = [check.worst for check in found.checks if check.name == "hidden"]
     error = relative(load_file(logits)["logits"], reference[f"{prefix}logits"][0])
     return error, worst[0] if worst and worst[0] is not None else float("inf"), failed(found)

@@ -70,7 +70,7 @@ def run(setting: Setting) -> Part:
     shutil.rmtree(out)
     convert(source, out, tp=8, dp=8, ep=64)
     ids = ",".join(str(3 + number % 200) for number in range(ON_CPU if device.type == "cpu" else TOKENS))
-    found = verify_and_run(RunOptions(out, None, setting.device, input_ids=ids, compute="bfloat16"))
+    found = verify_and_run(RunOptions(out, device=setting.device, input_ids=ids, compute="bfloat16"))
     part.done += 1
     if failed(found):
         part.failures.append(f"the streamed pass: failed: {', '.join(sorted(failed(found)))}")

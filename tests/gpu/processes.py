@@ -44,7 +44,7 @@ def run(setting: Setting) -> Part:
         out, ids = setting.folder / name, ",".join(map(str, expected(source)["input_ids"][0].tolist()))
         here, apart = setting.folder / "here.safetensors", setting.folder / "apart.safetensors"
         convert_tiny(source, out, plan)
-        verify_and_run(RunOptions(out, source, setting.device, input_ids=ids, logits_out=here))
+        verify_and_run(RunOptions(out, source, device=setting.device, input_ids=ids, logits_out=here))
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world(plan))]
         command += ["-m", "reshard", "verify-and-run", str(out), "--reference", str(source), "--device", kind]
         command += ["--input-ids", ids, "--logits-out", str(apart), "--json"]

@@ -40,7 +40,7 @@ def run(setting: Setting) -> Part:
         if experts not in wanted:
             wanted[experts] = continuation(source)
         convert_tiny(source, out, plan)
-        options = RunOptions(out, None, setting.device, PROMPT, max_new_tokens=TOKENS, cache=MODES[mode])
+        options = RunOptions(out, device=setting.device, prompt=PROMPT, max_new_tokens=TOKENS, cache=MODES[mode])
         found = verify_and_run(options)
         shutil.rmtree(out)
         where = f"{source.name} {plan_id(plan)} {mode}".strip()

@@ -34,7 +34,7 @@ class Finding:
 
 def judge(bug: Bug, site: Site, checkpoint: Path, ids: str, device: str = "cpu") -> Finding:
     """Verify the spoiled output against the checkpoint."""
-    options = RunOptions(site.out, checkpoint, device, input_ids=ids, compute=bug.compute)
+    options = RunOptions(site.out, checkpoint, device=device, input_ids=ids, compute=bug.compute)
     if bug.place == ANSWER:
         options = replace(options, max_new_tokens=NEW, cache=KvOptions(chunk=CHUNK), ignore_end=True)
     try:
