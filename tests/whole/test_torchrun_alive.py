@@ -66,6 +66,7 @@ def test_a_slow_rank_is_waited_for(outputs: dict[int, Path]) -> None:
     assert json.loads(ran.stdout)["passed"] is True
 
 
+@slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_nan_of_one_rank(world: int, outputs: dict[int, Path]) -> None:
     file, rank = ("stage-0-tp-1.safetensors", 1) if world == 2 else ("stage-1-tp-1.safetensors", 3)
