@@ -52,6 +52,11 @@ class WatchedComm:
         with self._sent("broadcast from rank", (root,)):
             return self._comm.broadcast(x, root, shape, dtype)
 
+    def share(self, x: Tensor | None, root: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """See Comm."""
+        with self._sent("broadcast from rank", (root,)):
+            return self._comm.share(x, root, shape, dtype)
+
     def barrier(self) -> None:
         """See Comm."""
         with self._sent("barrier", ()):

@@ -54,7 +54,7 @@ def merge(figures: Iterable[LayerFigures], exact: bool) -> list[LayerFigures]:
         known = merged.setdefault(one.layer, one)
         if known is one:
             continue
-        if _worse(one.alone, known.alone, exact) is one.alone is not None:
+        if _worse(known.alone, one.alone, exact) is not known.alone and not _is_nan(known.alone):
             known.rank = one.rank
         for name in ("alone", "hidden", "decode"):
             setattr(known, name, _worse(getattr(one, name), getattr(known, name), exact))
@@ -76,18 +76,17 @@ def lacking(layers: Sequence[Layer], figures: Iterable[LayerFigures], ranks: int
             yield Measure("layers", math.inf, where)
 
 
-def kind_of(layer: Layer) -> str:
-    """A layer's blocks in words."""
-    return f"{layer.words['attn']}, {layer.words['ffn']}"
-
-
 def _worse(one: float | None, other: float | None, high: bool) -> float | None:
     """The worse of two: the higher, or the lower; what isn't a number is worse than all."""
     if one is None or other is None:
         return one if other is None else other
-    if math.isnan(one) or math.isnan(other):
+    if _is_nan(one) or _is_nan(other):
         return math.nan
     return max(one, other) if high else min(one, other)
+
+
+def _is_nan(value: float | None) -> bool:
+    return value is not None and math.isnan(value)
 
 
 def _finite(value: float) -> float | None:

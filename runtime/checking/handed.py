@@ -44,7 +44,7 @@ class Given:
 
 
 class Handed:
-    """The reference's pass as every rank sees it; all ranks make the same calls in the same order."""
+    """The reference's pass as every rank sees it, and only sees; all ranks make the same calls in the same order."""
 
     def __init__(
         self, ctx: RankContext, texts: Sequence[Tensor], reference: Reference | None, images: Images | None
@@ -59,7 +59,7 @@ class Handed:
         first = self.pieces[0].beside
         if first.tokens is not None and ctx.model.sizes.get("deepstack"):
             deep = None if reference is None else reference.pieces[0].beside.deep
-            first.deep = ctx.comm.broadcast(deep, 0, deep_shape(ctx.model, first.tokens), self._wide)
+            first.deep = ctx.comm.share(deep, 0, deep_shape(ctx.model, first.tokens), self._wide)
 
     def next_layer(self, layer: Layer) -> Given:
         """Run the reference's layer and hand its results round."""
@@ -70,9 +70,9 @@ class Handed:
                 tokens = len(piece.positions)
                 shape = (tokens, min(tokens, picks_before(ctx.model, layer.index)))
                 picked = None if record is None else record.pieces[number].beside.picked
-                piece.beside.picked = ctx.comm.broadcast(picked, 0, shape, torch.int64)
+                piece.beside.picked = ctx.comm.share(picked, 0, shape, torch.int64)
         made = {
-            name: ctx.comm.broadcast(
+            name: ctx.comm.share(
                 None if record is None else record.made[name], 0,
                 (self._tokens, ctx.size("experts" if name == "router" else "hidden")), self._wide,
             )
@@ -83,15 +83,15 @@ class Handed:
     def _routes(self, record: Record | None) -> Routes:
         ctx, found = self._ctx, None if record is None else record.routing
         shape = (self._tokens, ctx.size("topk"))
-        ids = ctx.comm.broadcast(None if found is None else found.indices, 0, shape, torch.int64)
+        ids = ctx.comm.share(None if found is None else found.indices, 0, shape, torch.int64)
         mine = None if found is None else relative_margin(found).to(ctx.device, torch.float32)
-        return Routes(ids, ctx.comm.broadcast(mine, 0, (self._tokens,), torch.float32))
+        return Routes(ids, ctx.comm.share(mine, 0, (self._tokens,), torch.float32))
 
     def _stream(self, x: Tensor | None) -> Tensor:
         """Rank 0's stream on all ranks. How wide it is the reference says: a rank's own model may be wrong there."""
         comm, hidden = self._ctx.comm, self._ctx.size("hidden")
         if stream.vectors(self._ctx.model, 0) is None:
-            return comm.broadcast(x, 0, (self._tokens, hidden), self._wide)
+            return comm.share(x, 0, (self._tokens, hidden), self._wide)
         mine = None if x is None else torch.tensor([x.shape[1]], device=x.device)
-        width = int(comm.broadcast(mine, 0, (1,), torch.int64))
-        return comm.broadcast(x, 0, (self._tokens, width, hidden), self._wide)
+        width = int(comm.share(mine, 0, (1,), torch.int64))
+        return comm.share(x, 0, (self._tokens, width, hidden), self._wide)

@@ -46,6 +46,9 @@ class Comm(Protocol):
     def broadcast(self, x: Tensor | None, root: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Rank `root`'s `x` on all ranks; the others pass None. All state its shape and dtype."""
 
+    def share(self, x: Tensor | None, root: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """As broadcast; virtual ranks get one copy for all, which nobody may change."""
+
     def barrier(self) -> None:
         """Return once every rank has come here."""
 
@@ -82,6 +85,10 @@ class NoComm:
     def broadcast(self, x: Tensor | None, root: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """`x` itself."""
         return check_broadcast(self, x, root, shape, dtype)
+
+    def share(self, x: Tensor | None, root: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """`x` itself."""
+        return self.broadcast(x, root, shape, dtype)
 
     def barrier(self) -> None:
         """Nothing to wait for."""

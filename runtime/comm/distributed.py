@@ -136,6 +136,10 @@ class DistributedComm:
         dist.broadcast(y, root)
         return y
 
+    def share(self, x: Tensor | None, root: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The root's tensor."""
+        return self.broadcast(x, root, shape, dtype)
+
     def barrier(self) -> None:
         """Return once every rank has come here."""
         # An all_reduce instead of dist.barrier, which picks a device by itself.

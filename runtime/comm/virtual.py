@@ -230,11 +230,20 @@ class VirtualComm:
 
     def broadcast(self, x: Tensor | None, root: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A copy of the root's tensor."""
+        return self._from_root("broadcast", x, root, shape, dtype, _copies)
+
+    def share(self, x: Tensor | None, root: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The same copy on all ranks."""
+        return self._from_root("share", x, root, shape, dtype, lambda found, count: [found.clone()] * count)
+
+    def _from_root(
+        self, kind: str, x: Tensor | None, root: int, shape: Sequence[int], dtype: torch.dtype,
+        deal: Callable[[Tensor, int], list[Tensor]],
+    ) -> Tensor:  # fmt: skip
         if self.rank == root:
             x = check_broadcast(self, x, root, shape, dtype)
-        everyone = tuple(range(self.world))
         like = (root, tuple(shape), dtype)
-        return self._meet("broadcast", everyone, x, like, lambda xs: _copies(xs[root], len(xs)))
+        return self._meet(kind, tuple(range(self.world)), x, like, lambda xs: deal(xs[root], len(xs)))
 
     def barrier(self) -> None:
         """Return once every rank has come here."""

@@ -31,6 +31,7 @@ def everything(comm: Comm) -> list[Tensor]:
     out += comm.all_to_all([torch.tensor([comm.rank, to]) for to in half], half)
     out += comm.all_to_all([rows(0, 0) for _ in half], half)
     out.append(comm.broadcast(rows(7, 2) if comm.rank == 1 else None, 1, (2, 3), torch.float32))
+    out.append(comm.share(rows(8, 2) if comm.rank == 1 else None, 1, (2, 3), torch.float32))
     if comm.rank > 0:
         out.append(comm.recv(comm.rank - 1, (2, 3), torch.float32))
     if comm.rank < comm.world - 1:
@@ -47,10 +48,18 @@ def test_virtual_ranks_compute_what_the_words_say() -> None:
         expected.append(rows(half[0], 1).double() + rows(half[1], 1).double())
         expected += [rows(r, r) for r in range(4)] + [rows(0, 0).bfloat16()] * 2
         expected += [rows(10 * r + rank, (r + rank) % 3) for r in range(4)]
-        expected += [torch.tensor([r, rank]) for r in half] + [rows(0, 0)] * 2 + [rows(7, 2)]
+        expected += [torch.tensor([r, rank]) for r in half] + [rows(0, 0)] * 2 + [rows(7, 2), rows(8, 2)]
         expected += [rows(rank - 1, 2)] if rank else []
         assert len(out) == len(expected)
         assert all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(out, expected, strict=True))
+
+
+def test_what_is_shared_lies_in_memory_once_and_is_not_the_roots_own() -> None:
+    mine = rows(3, 2)
+    shared = VirtualWorld(3).run(lambda c: c.share(mine if c.rank == 0 else None, 0, (2, 3), torch.float32))
+    sent = VirtualWorld(3).run(lambda c: c.broadcast(mine if c.rank == 0 else None, 0, (2, 3), torch.float32))
+    assert len({x.data_ptr() for x in shared}) == 1 and shared[0].data_ptr() != mine.data_ptr()
+    assert len({x.data_ptr() for x in sent}) == 3
 
 
 def test_one_rank_needs_nobody() -> None:
