@@ -80,6 +80,7 @@ class Watch:
             signal.set_wakeup_fd(self._kept[1])
             signal.signal(signal.SIGTERM, self._kept[0])
         self._over.set()
+        self._wake.send(b"\0")  # any byte but a signal's number: the thread need not sleep to the end
         self._thread.join(SILENCE)
         self._post(ended=True)
         self._wake.close()

@@ -55,6 +55,9 @@ def continuation(source: Path) -> list[int]:
     """The tokens that transformers adds to the prompt, greedily, in float32 on the CPU."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from tests.checkpoints.tiny import quiet
+
+    quiet()
     model = AutoModelForCausalLM.from_pretrained(source, dtype="float32", attn_implementation="eager").eval()
     given = AutoTokenizer.from_pretrained(source)(PROMPT, return_tensors="pt")
     ids = model.generate(**given, max_new_tokens=TOKENS, do_sample=False)[0]
