@@ -19,6 +19,7 @@ from runtime.checking.likelihood import mean_likelihood
 from runtime.checking.reference import Reference
 from runtime.checking.rounded import rounded
 from shard_plans.console import Advance
+from shard_plans.families.model import Layer
 from shard_plans.families.weights import MATRICES, OUTER, formats
 
 EIGHT_BITS = ("fp8_block", "int8_channel")
@@ -69,43 +70,55 @@ def sensitivity(reference: Reference, texts: Sequence[Tensor], advance: Advance 
     All passes go through a layer while its weights are in memory, so that the checkpoint is read once. Groups: those
     that the model has of MATRICES and OUTER; a tied embedding is head too.
     """
-    ctx = reference.context
-    groups = reference.groups
-    tried = [group for group in (*MATRICES, *OUTER) if group in groups.values()]
-    ids = torch.cat([text.to(ctx.device) for text in texts])
-    layers = ctx.model.forward_layers
+    ctx, layers = reference.context, reference.context.model.forward_layers
     with torch.no_grad():
-        first = reference.outside("first")
-        variants = []
-        for group, format in ((None, ""), *((group, format) for group in tried for format in EIGHT_BITS)):
-            x = forward.embed(ctx, _weights(first, groups, group, format, {}), ids)
-            pieces = whole_pieces(ctx.model, [text.to(ctx.device) for text in texts])
-            variants.append(_Variant(group, format, pieces, x))
+        variants = _begin(reference, reference.outside("first"), [text.to(ctx.device) for text in texts])
         for layer in layers:
-            loaded, base = reference.weights(layer.index), None
-            for one in variants:
-                weights = _weights(loaded, groups, one.group, one.format, layer.words)
-                one.x, routing = forward.run_pieces(ctx, layer, weights, one.x, one.pieces)
-                if routing is not None:
-                    chosen = routing.indices.sort(dim=-1).values
-                    base = chosen if base is None else base
-                    one.alike += int((chosen == base).all(dim=-1).sum())
-                    one.routed += len(chosen)
+            _through(reference, layer, reference.weights(layer.index), variants)
             if advance is not None:
                 advance(layer.index + 1, len(layers))
-        last, costs, theirs, known = reference.outside("last"), list[Cost](), None, math.nan
-        for one in variants:
-            logits = forward.logits(ctx, _weights(last, groups, one.group, one.format, {}), one.x)
-            likelihood = mean_likelihood(logits, texts)
-            if theirs is None or one.group is None:
-                theirs, known = logits, likelihood
-                continue
-            alike = one.alike / one.routed if one.routed else None
-            costs.append(
-                Cost(
-                    one.group, one.format, divergence(logits, theirs), likelihood - known, cosine(logits, theirs), alike
-                )
-            )
+        return _costs(reference, reference.outside("last"), variants, texts)
+
+
+def _begin(reference: Reference, first: LayerWeights, texts: Sequence[Tensor]) -> list[_Variant]:
+    """A pass with all weights as they are, and one for each group and format, in front of the first layer."""
+    ctx, groups, ids = reference.context, reference.groups, torch.cat(list(texts))
+    tried = [group for group in (*MATRICES, *OUTER) if group in groups.values()]
+    variants = []
+    for group, format in ((None, ""), *((group, format) for group in tried for format in EIGHT_BITS)):
+        x = forward.embed(ctx, _weights(first, groups, group, format, {}), ids)
+        variants.append(_Variant(group, format, whole_pieces(ctx.model, texts), x))
+    return variants
+
+
+def _through(reference: Reference, layer: Layer, loaded: LayerWeights, variants: Sequence[_Variant]) -> None:
+    """All passes through one layer."""
+    base: Tensor | None = None
+    for one in variants:
+        weights = _weights(loaded, reference.groups, one.group, one.format, layer.words)
+        one.x, routing = forward.run_pieces(reference.context, layer, weights, one.x, one.pieces)
+        if routing is not None:
+            chosen = routing.indices.sort(dim=-1).values
+            base = chosen if base is None else base
+            one.alike += int((chosen == base).all(dim=-1).sum())
+            one.routed += len(chosen)
+
+
+def _costs(
+    reference: Reference, last: LayerWeights, variants: Sequence[_Variant], texts: Sequence[Tensor]
+) -> list[Cost]:
+    """Behind the last layer: each pass against the first, costliest first."""
+    costs, theirs, known = list[Cost](), None, math.nan
+    for one in variants:
+        weights = _weights(last, reference.groups, one.group, one.format, {})
+        logits = forward.logits(reference.context, weights, one.x)
+        likelihood = mean_likelihood(logits, texts)
+        if theirs is None or one.group is None:
+            theirs, known = logits, likelihood
+            continue
+        alike = one.alike / one.routed if one.routed else None
+        parted, angle = divergence(logits, theirs), cosine(logits, theirs)
+        costs.append(Cost(one.group, one.format, parted, likelihood - known, angle, alike))
     return sorted(costs, key=lambda cost: -cost.divergence)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from runtime.blocks.weights import Stored
+from runtime.blocks.weights import LayerWeights, Stored
 from runtime.checking.reference import Reference
+from runtime.checking.sensitivity import sensitivity
 from runtime.checking.stored import StoredWeights
 from shard_plans.checkpoints.checkpoint import open_checkpoint
 from shard_plans.errors import CheckpointError, RuntimeFault
@@ -80,6 +84,36 @@ def test_what_was_read_does_not_change(tiny: MakeCheckpoint) -> None:
         weights.section(layer, CPU)
     assert first.values.view(torch.uint8).equal(kept)
     weights.close()
+
+
+@pytest.mark.parametrize("measure", ["layer by layer", "sensitivity", "kept"])
+def test_two_layers_are_in_memory_at_most(measure: str, tiny: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, held, most = StoredWeights.section, dict[object, list[weakref.ref[Tensor]]](), 0
+
+    def section(
+        self: StoredWeights, place: int | str, device: torch.device, roles: Iterable[str] | None = None
+    ) -> LayerWeights:
+        nonlocal most
+        found = honest(self, place, device, roles)
+        stored = [one for each in found.values() for one in (each if isinstance(each, tuple) else (each,))]
+        held[place] = [weakref.ref(one.values) for one in stored]
+        alive = [
+            at for at, values in held.items() if isinstance(at, int) and any(value() is not None for value in values)
+        ]
+        most = max(most, len(alive))
+        return found
+
+    monkeypatch.setattr(StoredWeights, "section", section)
+    with Reference(open_binding(tiny("deepseek_v3_fp8")), torch.float32, CPU) as reference:
+        if measure == "sensitivity":
+            sensitivity(reference, [torch.tensor([5, 6, 7])])
+        elif measure == "kept":
+            kept = [reference.weights(layer) for layer in range(3)]
+            assert len(kept) == 3
+        else:
+            reference.begin(torch.tensor([5, 6, 7]))
+            reference.logits()
+    assert most == 3 if measure == "kept" else most <= 2  # one is run while the next is read
 
 
 def test_asked_out_of_turn(tiny: MakeCheckpoint) -> None:
