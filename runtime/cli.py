@@ -48,6 +48,11 @@ LIBRARY = "transformers"
     "--vision", default=VISION[0], show_default=True, type=click.Choice(VISION),
     help="Each tp rank looks at all images, or at some of them.",
 )  # fmt: skip
+@click.option(
+    "--resident-layers", default=3, show_default=True, type=click.IntRange(1),
+    help="Layers whose weights are in memory at a time: the one that runs, and those that are loaded meanwhile.",
+)  # fmt: skip
+@click.option("--verify-device", is_flag=True, help="Hash weights once more behind their copy to the device.")
 @click.option("--compute", default="float32", show_default=True, type=click.Choice(list(COMPUTE)))
 @click.option(
     "--timeout", default=TIMEOUT, show_default=True, type=float, metavar="SECONDS",

@@ -16,11 +16,8 @@ from runtime.alive.watch import Watch
 from runtime.alive.watched import WatchedComm
 from runtime.checking.checks import gather
 from runtime.comm.comm import Comm, NoComm
-from runtime.comm.devices import free_bytes
 from runtime.comm.distributed import init, under_torchrun
 from runtime.comm.virtual import VirtualWorld
-from runtime.loading.loader import Loader, LoadOptions
-from runtime.opened import Opened
 from runtime.request import RunOptions
 from runtime.session import Job, Outcome, run_rank
 from shard_plans import errors
@@ -96,15 +93,3 @@ def _run_virtual(job: Job, patience: float) -> Outcome:
                 raise RuntimeFault(f"{pulse.where}: {type(fault).__name__}: {fault}") from fault
 
         return ranks.run(run)[0]
-
-
-def tower_loader(opened: Opened, comm: Comm | None, options: LoadOptions, stack: ExitStack) -> Loader | None:
-    """What loads the vision tower, for this process's ranks of the first stage; None if it has none."""
-    ranks = [rank for rank in range(opened.plan.grid.stage_ranks) if comm is None or comm.rank == rank]
-    return stack.enter_context(Loader(opened.out, opened.root, ranks, 0, options)) if ranks else None
-
-
-def room(device: torch.device) -> int:
-    """Bytes of weights that may stay in memory from one token to the next: half of what is free, shared fairly."""
-    shared = 1 if device.type != "cpu" else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return free_bytes(device) // 2 // shared

@@ -75,7 +75,9 @@ def _figures(console: Console, result: RunResult) -> None:
     console.print(
         f"{figures['ranks']} ranks ran {figures['tokens']} tokens{images} on {figures['device']} in "
         f"{figures['seconds']:.1f} s; {size(figures['bytes_read'])} of shards read in "
-        f"{figures['seconds_loading']:.1f} s beside that, {figures['seconds_waited']:.1f} s waited for them",
+        f"{figures['seconds_loading']:.1f} s beside that ({size(figures['bytes_per_second'])}/s), "
+        f"{figures['seconds_waited']:.1f} s waited for them, {figures['seconds_waited_reference']:.1f} s for the "
+        "reference's weights",
         markup=False,
     )
     words = (
@@ -87,6 +89,10 @@ def _figures(console: Console, result: RunResult) -> None:
     if figures.get("tokens_per_second"):
         words += f", {figures['token_seconds']:.3f} s a token ({figures['tokens_per_second']:.1f} tokens/s)"
     console.print(words, markup=False)
+    memory = figures["memory"]
+    measured = "not measured" if memory["measured"] is None else f"{size(memory['measured'])} measured"
+    parts = ", ".join(f"{name.replace('_', ' ')} {size(held)}" for name, held in memory["predicted"].items() if held)
+    console.print(f"memory of the run: {measured}; predicted at most: {parts}", markup=False)
 
 
 def _numbers(check: Check) -> tuple[str, str]:

@@ -72,7 +72,10 @@ class RunOptions:
     ignore_end: bool = False
     """Generate on behind an end-of-sequence token."""
     check_hashes: bool = True
+    verify_device: bool = False
+    """Hash once more what arrived on the device."""
     resident_layers: int = 3
+    """Layers whose weights are in memory at a time."""
     threads: int = 4
     timeout: float = TIMEOUT
     """Seconds that a rank may be in one operator before it is taken to hang."""

@@ -24,8 +24,9 @@ from runtime.checking.rebuilt import Rebuilt
 from runtime.checking.reference import Reference
 from runtime.checking.sample import only
 from runtime.judged import Judged, judge
-from runtime.launch import agree, join, one_rank_a_process, room, run_ranks, tower_loader
-from runtime.loading.loader import Loader, LoadOptions
+from runtime.launch import agree, join, one_rank_a_process, run_ranks
+from runtime.loaders import open_loader, open_tower
+from runtime.peak import Growth, one_arena
 from runtime.request import COMPUTE, Request, RunOptions, open_request
 from runtime.result import AnswerFound, RunResult
 from runtime.session import Job, Outcome
@@ -46,6 +47,7 @@ def verify_and_run(options: RunOptions) -> RunResult:
     Raises ReshardError for what can't be run as asked; what was run and found wrong is a failed check.
     """
     began = time.monotonic()
+    one_arena()
     try:
         request = open_request(options)
     except ManifestError as fault:
@@ -99,8 +101,11 @@ def _run(
     if request.images is not None:
         figures["images"] = len(request.images.grids)
     try:
-        loader = stack.enter_context(agree(comm, device, lambda: _loader(request, comm)))
-        tower = agree(comm, device, lambda: _tower(request, comm, stack))
+        growth = Growth(device)
+        references = {each for each in (reference, own) if each is not None}
+        loader, needed = agree(comm, device, lambda: open_loader(request, comm, references))
+        stack.enter_context(loader)
+        tower = agree(comm, device, lambda: open_tower(request, comm, stack))
         reports = True  # from here on a rank may fail alone, and then it is the one that knows why
         texts = tuple(torch.tensor(ids, device=device) for ids in request.texts)
         job = Job(
@@ -110,11 +115,14 @@ def _run(
         )  # fmt: skip
         with options.progress("running", "layers") as advance:
             outcome = run_ranks(replace(job, advance=advance), comm, watch, options.timeout)
+        figures["memory"] = {"predicted": needed.as_dict(), "measured": growth.most(), "baseline": growth.baseline}
         if job.wanted is not None:
             figures["kv_cache_bytes"] = outcome.cache_bytes
         judged = judge(request, reference, own, outcome, texts)
         figures |= {"bytes_read": outcome.loaded, "seconds_waited": round(loader.seconds_waited, 3)}
+        figures["seconds_waited_reference"] = round(sum(each.seconds_waited for each in references), 3)
         figures |= {"seconds_loading": round(loader.seconds_loading, 3), "bytes_loaded": loader.bytes_read}
+        figures["bytes_per_second"] = loader.rate
         figures |= {**summed(outcome.spans), "peak_memory": outcome.peak}
         figures["texts"] = [] if options.quick else [text.as_dict() for text in outcome.texts]
         figures |= {} if outcome.speed is None else outcome.speed.as_dict()
@@ -160,25 +168,6 @@ def _reference(request: Request, stack: ExitStack) -> tuple[CheckResult | None, 
     reference = stack.enter_context(Reference(converted, wide, request.device, rebuilt))
     own = reference if rebuilt is None else stack.enter_context(Reference(binding, wide, request.device))
     return at_rest, reference, own
-
-
-def _loader(request: Request, comm: WatchedComm | None) -> Loader:
-    options, opened = request.options, request.opened
-    ranks = range(opened.plan.grid.world) if comm is None else [comm.rank]
-    budget = room(request.device) if request.answered else 0
-    return Loader(
-        opened.out, opened.root, ranks, opened.plan.stages[-1][1],
-        LoadOptions(
-            request.device, options.check_hashes, options.resident_layers, budget, options.threads,
-            only={layer.index for layer in opened.model.forward_layers},
-        ),
-    )  # fmt: skip
-
-
-def _tower(request: Request, comm: WatchedComm | None, stack: ExitStack) -> Loader | None:
-    options = request.options
-    load = LoadOptions(request.device, options.check_hashes, threads=options.threads, tower=True)
-    return tower_loader(request.opened, comm, load, stack) if request.images is not None else None
 
 
 def _wanted(request: Request) -> Wanted | None:

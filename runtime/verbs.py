@@ -41,6 +41,8 @@ def verify_and_run(
     kv_blocks: int | None = None,
     prefill_chunk: int | None = None,
     vision: str = VISION[0],
+    resident_layers: int = 3,
+    verify_device: bool = False,
     compute: str = "float32",
     quick: bool = False,
     sensitivity: bool = False,
@@ -69,6 +71,7 @@ def verify_and_run(
         context=context, max_new_tokens=max_new_tokens, compute=compute, quick=quick, sensitivity=sensitivity,
         cache=KvOptions(kv_cache, kv_block, kv_blocks, prefill_chunk), logits_out=_path(logits_out), html=_path(html),
         junit=_path(junit), backend=backend, vision=vision, timeout=timeout, report=report, progress=progress,
+        resident_layers=resident_layers, verify_device=verify_device,
     )  # fmt: skip
     tells = options.junit if os.environ.get("RANK", "0") == "0" else None
     if tells is not None:

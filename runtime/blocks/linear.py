@@ -25,7 +25,9 @@ def row_linear(ctx: RankContext, weights: LayerWeights, role: str, x: Tensor) ->
     """The product of x [T, local in] and this rank's columns of `role`, summed over tp, then its bias: [T, out]."""
     matrix = dense(take(weights, role), ctx.compute)
     check_inner(role, matrix, x)
-    y = ctx.reduce_tp(ctx.pulse.saw(role, functional.linear(x, matrix)))
+    y = ctx.pulse.saw(role, functional.linear(x, matrix))
+    del matrix  # while this rank waits for the others' parts, theirs are in memory
+    y = ctx.reduce_tp(y)
     bias = optional(weights, f"{role}.bias")
     return y if bias is None else y + dense(bias, ctx.compute)
 

@@ -82,9 +82,9 @@ class Reference:
         """The texts, with what is known beside the stream reached so far."""
 
     @property
-    def largest(self) -> int:
-        """Bytes of the largest layer, or what else is read at a time."""
-        return self._weights.largest
+    def largest(self) -> tuple[int, int]:
+        """Bytes of the largest section as stored; numbers of the largest matrix."""
+        return self._weights.largest, self._weights.largest_matrix
 
     @property
     def bytes_read(self) -> int:

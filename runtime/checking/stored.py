@@ -15,6 +15,7 @@ from converter.streams.buffers import PAGE, aligned, page_down, page_up
 from converter.streams.reading import Reader
 from runtime.blocks.weights import LayerWeights, Stored
 from runtime.checking.rebuilt import Rebuilt
+from runtime.loading.matrices import largest
 from runtime.loading.reading import as_stored
 from runtime.loading.slabs import Slabs
 from shard_plans.errors import CheckpointError
@@ -50,6 +51,11 @@ class StoredWeights:
             self._layers.setdefault(place, []).append(parameter)
         self.largest = max((self._size(found) for found in self._layers.values()), default=0)
         """Bytes of the largest section."""
+        self.largest_matrix = largest(
+            (parameter.role, part.dtype, part.shape, None if parameter.format is None else parameter.format.name)
+            for parameter in binding.parameters for part in parameter.parts if part.kind == "values"
+        )  # fmt: skip
+        """Numbers of the largest matrix, as it is computed with."""
         self._changed = threading.Condition()
         self._slabs = Slabs(2 * self.largest, self._changed)
         self.bytes_read = 0

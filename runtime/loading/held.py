@@ -8,6 +8,7 @@ from itertools import groupby
 from torch import Tensor
 
 from runtime.blocks.weights import LayerWeights, Stored
+from runtime.loading.matrices import largest
 from runtime.loading.reading import as_stored
 from runtime.loading.sections import FIRST, LAST, VISION, section_of
 from runtime.loading.stretches import Arranged, arrange
@@ -65,6 +66,12 @@ class Held:
         """How these are read."""
         by_file = groupby(sorted(items), key=lambda item: item[0])
         return arrange([(self._shards[file], [self._tensors[item] for item in group]) for file, group in by_file])
+
+    def largest_matrix(self) -> int:
+        """Numbers of the largest matrix, as it is computed with."""
+        wanted = {item for items in self.items.values() for item in items}
+        tensors = (self._tensors[item] for item in wanted)
+        return largest((t.name, t.dtype, t.shape, t.format) for t in tensors if t.part == "values")
 
     def memory(self) -> list[int]:
         """Bytes of memory that each section takes; shared items count where they come first."""

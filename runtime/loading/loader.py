@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -32,10 +32,14 @@ PATIENCE = 60.0
 class Loader:
     """Weights of some ranks of an output folder, a section at a time. Thread-safe; close it, or use `with`."""
 
-    def __init__(self, out: Path, root: Manifest, ranks: Sequence[int], layers: int, options: LoadOptions) -> None:
+    def __init__(
+        self, out: Path, root: Manifest, ranks: Sequence[int], layers: int, options: LoadOptions,
+        admit: Callable[[int, int], None] = lambda reserved, matrix: None,
+    ) -> None:  # fmt: skip
         """Look at the files of `ranks` and start to load; layers from number `layers` on are left out.
 
-        Raises ManifestError as check_shard does.
+        `admit` is told the bytes that weights will take and the numbers of the largest matrix, before any is read, and
+        may refuse by raising. Raises ManifestError as check_shard does.
         """
         self.options, self.ranks = options, tuple(ranks)
         files = {entry.at.rank: entry.files for entry in root.ranks}
@@ -53,6 +57,7 @@ class Loader:
         self._ahead = min(max(options.resident, 1), len(self.sections)) - 1
         self.reserved = self._most(self._held.memory())
         """Bytes of memory that weights take at most."""
+        admit(self.reserved, self._held.largest_matrix())
         self.resident = self.peak = 0
         """Bytes of weights in memory now or on their way there, and at most."""
         self.seconds_waited = 0.0
@@ -81,6 +86,11 @@ class Loader:
     def seconds_loading(self) -> float:
         """How long something was being loaded."""
         return self._batches.seconds
+
+    @property
+    def rate(self) -> int:
+        """Bytes a second while something was being loaded."""
+        return round(self.bytes_read / self.seconds_loading) if self.seconds_loading else 0
 
     def _most(self, sizes: Sequence[int]) -> int:
         """Bytes of what stays, and of as many other sections in a row as may be in memory, across the end of a pass."""

@@ -1,4 +1,4 @@
-"""Checkpoints to measure with: one in the shape of DeepSeek-V3, of seeded random bytes, and two layers of Kimi K3."""
+"""Checkpoints to measure with: one in the shape of DeepSeek-V3, of seeded random numbers, and two layers of Kimi K3."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ Q_LORA, KV_LORA, NOPE, ROPE, V_DIM, FFN = 768, 512, 128, 64, 128, 6144
 PART = 1 << 30
 """Bytes of a file of the checkpoint."""
 STEP = 8 << 20
+SCALE = 1 / (0.6 * math.sqrt(HIDDEN))
+"""0.6 is the root mean square of the FP8 numbers that are drawn."""
 LARGE = 1 << 20
 """Bytes of a tensor that may hold anything; among smaller ones are some that a table says are zero."""
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
@@ -94,8 +96,21 @@ def parts(found: Shapes) -> Iterator[Shapes]:
     yield part
 
 
-def make_deepseek(folder: Path, gigabytes: float, runs: bool = False) -> None:
-    """Write a checkpoint of about that size, of seeded random bytes; `runs`: of small numbers, without nan."""
+def content(random: np.random.Generator, name: str, dtype: str, count: int) -> bytes:
+    """`count` numbers that a forward pass stays finite with: FP8 below 2, scales that make matrices keep a norm."""
+    if dtype == "F8_E4M3":
+        return bytes(np.frombuffer(random.bytes(count), np.uint8) & 0xBF)  # without the highest bit of the exponent
+    if dtype == "F32":
+        bias = name.endswith("e_score_correction_bias")
+        return (random.random(count, np.float32) * 0.1 if bias else np.full(count, SCALE, np.float32)).tobytes()
+    if "norm" in name:
+        return np.full(count, 0x3F80, np.uint16).tobytes()
+    exponent = 0x3F00 if "embed" in name else 0x3C80  # sign and fraction are random, in bf16: 1/2, or 1/64 and more
+    return bytes((np.frombuffer(random.bytes(2 * count), np.uint16) & 0x807F) | exponent)
+
+
+def make_deepseek(folder: Path, gigabytes: float) -> None:
+    """Write a checkpoint of about that size, of seeded random numbers."""
     one, two = (sum(size_of(*kind) for kind in tensors(layers).values()) for layers in (1, 2))
     layers = 1 + max(1, round((gigabytes * 1e9 - one) / (two - one)))
     folder.mkdir(parents=True)
@@ -114,15 +129,11 @@ def make_deepseek(folder: Path, gigabytes: float, runs: bool = False) -> None:
         header += b" " * (-len(header) % 8)
         with open(folder / name, "wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
-            for start in range(0, end, STEP):
-                data = random.bytes(min(STEP, end - start))
-                file.write(small(data) if runs else data)
+            for tensor, (dtype, shape) in part.items():
+                count = math.prod(shape)
+                for start in range(0, count, STEP):
+                    file.write(content(random, tensor, dtype, min(STEP, count - start)))
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-
-
-def small(data: bytes) -> bytes:
-    """Each byte made such that numbers of all three types are finite, and at most 2 either way."""
-    return (np.frombuffer(data, np.uint8) & 0x8F | 0x30).astype(np.uint8).tobytes()
 
 
 def make_kimi(folder: Path, layers: int = 2, filled: int = 2 << 30) -> None:

@@ -56,7 +56,7 @@ def run(setting: Setting) -> Part:
     """Each way once from cold files, then a pass over all 64 ranks that streams; the figures aren't judged."""
     part, device = Part("loading", len(WAYS) + 1), open_device(setting.device)
     source, out = setting.folder / "large", setting.folder / "shards"
-    make_deepseek(source, setting.gigabytes, runs=True)
+    make_deepseek(source, setting.gigabytes)
     convert(source, out, tp=8, ep=8)
     size = sum(path.stat().st_size for path in out.glob("*.safetensors"))
     part.figures["GB"] = round(size / 1e9, 2)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.alive.pulse import Pulse
 from runtime.blocks.context import RankContext
 from runtime.comm.comm import NoComm
 from runtime.loading.loader import Loader, LoadOptions
@@ -40,10 +41,20 @@ TINY = [
 BYTES = {torch.bfloat16: 2, torch.float32: 4, torch.float64: 8}
 
 
+class Unwatched(Pulse):
+    """Nobody asks whether results are finite: what that takes isn't replayed."""
+
+    def saw(self, operator: str, y: Tensor) -> Tensor:
+        """`y` itself."""
+        return y
+
+
 def run(opened: Opened, ids: Tensor, compute: torch.dtype, watch: Watch | None) -> Storages:
     """One pass of the only rank of an output; with what it took."""
     grid = opened.plan.grid
-    ctx = RankContext(grid, grid.coordinate(0), NoComm(), opened.model, opened.plan.experts, compute, CPU)
+    ctx = RankContext(
+        grid, grid.coordinate(0), NoComm(), opened.model, opened.plan.experts, compute, CPU, pulse=Unwatched()
+    )
     positions = torch.arange(len(ids))
     with Loader(opened.out, opened.root, [0], len(opened.model.forward_layers), LoadOptions(CPU)) as loader:
         rank = RankRun(ctx, loader, opened.plan.stages, lockstep=False)
@@ -129,7 +140,9 @@ def resident_growth(out: Path, tokens: int) -> int:
     opened = open_output(out)
     grid = opened.plan.grid
     ids = torch.randint(0, opened.model.sizes["vocab"], (tokens,), generator=torch.Generator().manual_seed(1))
-    ctx = RankContext(grid, grid.coordinate(0), NoComm(), opened.model, opened.plan.experts, torch.float32, CPU)
+    ctx = RankContext(
+        grid, grid.coordinate(0), NoComm(), opened.model, opened.plan.experts, torch.float32, CPU, pulse=Unwatched()
+    )
     options = LoadOptions(CPU, budget=1 << 40)
     with Loader(out, opened.root, [0], len(opened.model.forward_layers), options) as loader, torch.no_grad():
         rank = RankRun(ctx, loader, opened.plan.stages, lockstep=False)

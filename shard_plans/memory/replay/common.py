@@ -48,6 +48,7 @@ def row(tape: Tape, weights: Weights, role: str, x: Shape) -> Shape:
     """A row-parallel product; a bias is added behind it."""
     matrix = weights[role].dense(tape)
     y = linear(x, matrix)
+    del matrix
     bias = weights.get(f"{role}.bias")
     return y if bias is None else made(y, y, bias.dense(tape))
 

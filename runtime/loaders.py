@@ -1,0 +1,69 @@
+"""What loads the weights of this process's ranks, once it is known that they fit."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+
+import torch
+
+from runtime.budget import Budget, Load, budget, refuse_too_large
+from runtime.checking.reference import Reference
+from runtime.comm.comm import Comm
+from runtime.comm.devices import free_bytes
+from runtime.loading.loader import Loader, LoadOptions
+from runtime.request import COMPUTE, Request
+
+KV = {torch.float32: "fp32", torch.float64: "fp32", torch.bfloat16: "bf16"}
+"""What a cache keeps that stores what is computed, by the planner's words; of float64 twice the bytes."""
+
+
+def open_loader(request: Request, comm: Comm | None, references: set[Reference]) -> tuple[Loader, Budget]:
+    """The loader of the ranks, and what they take; RuntimeFault where this process's device has less."""
+    options, opened, device = request.options, request.opened, request.device
+    ranks = range(opened.plan.grid.world) if comm is None else [comm.rank]
+    found: list[Budget] = []
+
+    def admit(reserved: int, matrix: int) -> None:
+        stored = [reference.largest for reference in references]
+        largest = (sum(size for size, _ in stored), max(numbers for _, numbers in stored)) if stored else None
+        found.append(budget(opened, ranks, _load(request), device, reserved, matrix, largest))
+        refuse_too_large(found[0], device, _here(device), options.resident_layers)
+
+    load = LoadOptions(
+        device, options.check_hashes, options.resident_layers, _room(device) if request.answered else 0,
+        options.threads, verify=options.verify_device, only={layer.index for layer in opened.model.forward_layers},
+    )  # fmt: skip
+    return Loader(opened.out, opened.root, ranks, opened.plan.stages[-1][1], load, admit), found[0]
+
+
+def open_tower(request: Request, comm: Comm | None, stack: ExitStack) -> Loader | None:
+    """What loads the vision tower, for this process's ranks of the first stage; None without ranks or images."""
+    options, opened = request.options, request.opened
+    ranks = [rank for rank in range(opened.plan.grid.stage_ranks) if comm is None or comm.rank == rank]
+    if not ranks or request.images is None:
+        return None
+    load = LoadOptions(
+        request.device, options.check_hashes, threads=options.threads, tower=True, verify=options.verify_device
+    )
+    return stack.enter_context(Loader(opened.out, opened.root, ranks, 0, load))
+
+
+def _load(request: Request) -> Load:
+    options = request.options
+    compute = COMPUTE[options.compute]
+    answers = tuple(len(ids) + request.new_tokens for ids in request.answered)
+    return Load(
+        max(sum(map(len, request.texts)), sum(answers)), answers, compute.itemsize, options.cache.format or KV[compute],
+        options.cache.block,
+    )  # fmt: skip
+
+
+def _here(device: torch.device) -> int:
+    """Processes that share the device's memory."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
+
+
+def _room(device: torch.device) -> int:
+    """Bytes of weights that may stay in memory from one token to the next: half of what is free, shared fairly."""
+    return free_bytes(device) // 2 // _here(device)
