@@ -104,6 +104,7 @@ def _run_layer(
     y = _attention(ctx, layer, read, h, pieces)
     probe.saw("attn", y)
     x = add(y)
+    del y  # the other half needs the room
     h, add = stream.enter(ctx, layer, read, "ffn", x)
     h = model_norm(ctx, read, "ffn.norm", h)
     probe.saw("ffn.norm", h)

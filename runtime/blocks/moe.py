@@ -47,13 +47,13 @@ def moe(
     check_inner("moe.router", router, x)
     if router.shape[0] != ctx.size("experts"):
         raise RuntimeFault(f"moe.router scores {router.shape[0]} experts, the model has {ctx.size('experts')}")
-    topk, wide_x = ctx.size("topk"), x.to(wide)
-    routing = route(words, topk, wide_x, router, bias, _given(ctx, words, weights, ids))
+    topk = ctx.size("topk")
+    routing = route(words, topk, x.to(wide), router, bias, _given(ctx, words, weights, ids))
     ctx.pulse.saw("moe.router", routing.weights)
     probe.saw("router", routing.scores_for_choice)
     instead = probe.routed(routing)
     if instead is not None:
-        other = route(words, topk, wide_x, router, bias, instead)
+        other = route(words, topk, x.to(wide), router, bias, instead)
         routing = replace(routing, indices=instead, weights=other.weights)
     slots = ctx.experts.slots(layer.index, ctx.grid)[ctx.at.edp * ctx.grid.ep : (ctx.at.edp + 1) * ctx.grid.ep]
     experts = held(weights, len(slots[ctx.at.ep]))
