@@ -12,6 +12,7 @@ from runtime.checking.reference import Reference
 from runtime.comm.comm import Comm
 from runtime.comm.devices import free_bytes
 from runtime.loading.loader import Loader, LoadOptions
+from runtime.opened import Opened
 from runtime.request import COMPUTE, Request
 
 KV = {torch.float32: "fp32", torch.float64: "fp32", torch.bfloat16: "bf16"}
@@ -38,15 +39,18 @@ def open_loader(request: Request, comm: Comm | None, references: set[Reference])
 
 
 def open_tower(request: Request, comm: Comm | None, stack: ExitStack) -> Loader | None:
-    """What loads the vision tower, for this process's ranks of the first stage; None without ranks or images."""
-    options, opened = request.options, request.opened
-    ranks = [rank for rank in range(opened.plan.grid.stage_ranks) if comm is None or comm.rank == rank]
-    if not ranks or request.images is None:
-        return None
+    """What loads the vision tower, if there are images."""
+    options = request.options
     load = LoadOptions(
         request.device, options.check_hashes, threads=options.threads, tower=True, verify=options.verify_device
     )
-    return stack.enter_context(Loader(opened.out, opened.root, ranks, 0, load))
+    return tower_loader(request.opened, comm, load, stack) if request.images is not None else None
+
+
+def tower_loader(opened: Opened, comm: Comm | None, options: LoadOptions, stack: ExitStack) -> Loader | None:
+    """What loads the vision tower, for this process's ranks of the first stage; None if it has none."""
+    ranks = [rank for rank in range(opened.plan.grid.stage_ranks) if comm is None or comm.rank == rank]
+    return stack.enter_context(Loader(opened.out, opened.root, ranks, 0, options)) if ranks else None
 
 
 def _load(request: Request) -> Load:

@@ -21,7 +21,7 @@ from runtime.blocks.weights import LayerWeights
 from runtime.checking.checks import Check
 from runtime.comm.comm import Comm
 from runtime.comm.virtual import VirtualWorld
-from runtime.launch import tower_loader
+from runtime.loaders import tower_loader
 from runtime.loading.loader import Loader, LoadOptions
 from runtime.opened import open_output
 from runtime.passes import RankRun, batch_pass, next_piece
