@@ -93,7 +93,6 @@ def test_narrow_caches(experts: int, format: str, answers: Callable[..., dict[st
     found = answers(experts, {"tp": 3}, "--kv-cache", format, "--prefill-chunk", 16)
     checks = {check["name"]: check for check in found["checks"]}  # type: ignore[attr-defined]
     assert {"cache", "cache_likelihood"} <= set(checks) and ("cache_routing" in checks) == bool(experts)
-    print({name: check["worst"] for name, check in checks.items() if name.startswith("cache")})
     assert found["passed"] is True, checks
     for answer in found["answers"]:  # type: ignore[attr-defined]
         assert len(answer["generated"]) == TOKENS or answer["text"]
