@@ -22,7 +22,7 @@ from shard_plans.families.parameter import Parameter
 from shard_plans.layouts.forms import FIRST, in_form
 from shard_plans.layouts.keys import KeyMap, key_map
 from shard_plans.layouts.layout import Layout
-from shard_plans.layouts.vllm_rules import VOCABULARY
+from shard_plans.layouts.vllm_rules import VOCABULARY, expert_block
 from shard_plans.placement.cuts import Cutter
 from shard_plans.placement.experts import contiguous
 from shard_plans.placement.layout import Held, file_order, stack
@@ -115,7 +115,9 @@ class VllmShardedState(Layout):
         self.refuse(binding, plan)
         check_divides(binding, plan.grid)
         keys = key_map("vllm", self.release, binding.model.family)
-        cutter = Cutter(binding.model, {**binding.family.uneven, "vocab": VOCABULARY}, strict_blocks=True)
+        block = expert_block(binding, plan.grid)
+        uneven, blocks = {**binding.family.uneven, "vocab": VOCABULARY}, {"experts": block} if block else None
+        cutter = Cutter(binding.model, uneven, strict_blocks=True, blocks=blocks)
         files = {}
         for stage in range(plan.grid.pp):
             parameters = self._stage(binding, plan, stage)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from shard_plans.documents.plan import Plan
+from shard_plans.errors import PlanError
 from shard_plans.families.binding import Binding
 from shard_plans.families.dims import padded
 from shard_plans.placement.experts import contiguous
@@ -10,6 +13,8 @@ from shard_plans.placement.grid import Grid
 
 VOCABULARY = "round 64"
 """The vocabulary is padded to whole 64 rows, whatever the number of ranks, and then must divide."""
+SMALLEST_BLOCK = 32
+"""Rows and columns that share a scale, at least, where vLLM refines them."""
 NATIVE_VOCABULARY = "pad 64"
 """How shards pad it where the family's table doesn't say."""
 
@@ -58,6 +63,29 @@ def in_order(plan: Plan) -> bool:
     count = 1 + max(max(ids) for ids in slots)
     dealt = contiguous(count, plan.grid.ep)
     return all(each in (dealt, dealt * plan.grid.edp) for each in (slots, *plan.experts.layers.values()))
+
+
+def expert_block(binding: Binding, grid: Grid) -> tuple[int, int] | None:
+    """The FP8 block that vLLM 0.33 refines the scales of experts to under `--moe-backend auto`; None: as stored.
+
+    It is square, and divides the stored block, the hidden size and the width of an expert on a rank. Raises PlanError
+    where it would be smaller than vLLM takes. Source: `refine_fp8_moe_block_shape` in fused_moe/oracle/fp8.py.
+    """
+    stored = next((p.block for p in binding.parameters if p.per_expert and p.format is not None), None)
+    if stored is None:
+        return None
+    width, hidden = binding.model.sizes["expert_ffn"] // grid.etp, binding.model.sizes["hidden"]
+    if width % stored[0] == 0 and (grid.etp == 1 or width % stored[1] == 0):
+        return None
+    finer = math.gcd(*stored, width, hidden)
+    if finer < SMALLEST_BLOCK:
+        raise PlanError(
+            f"experts {width} wide on a rank are cut inside blocks of {stored[0]} x {stored[1]}: vLLM refines their "
+            f"scales to blocks of {SMALLEST_BLOCK} at least, and these sizes allow {finer}; choose a smaller tp, or "
+            f"--ep {grid.tp}, or a --moe-backend that pads to whole blocks, with reshard's own layout (--load-format "
+            f"reshard)"
+        )
+    return finer, finer
 
 
 def plugin_reasons(binding: Binding, plan: Plan) -> list[str]:

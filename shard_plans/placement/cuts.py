@@ -50,11 +50,21 @@ class ParameterCut:
 class Cutter:
     """Cuts parameters of one model under one plan's axis sizes; the same shape is worked out once."""
 
-    def __init__(self, model: Model, uneven: Mapping[str, str], strict_blocks: bool = False) -> None:
-        """`strict_blocks` refuses cuts inside a quantisation block instead of refining the scales."""
+    def __init__(
+        self,
+        model: Model,
+        uneven: Mapping[str, str],
+        strict_blocks: bool = False,
+        blocks: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
+        """`strict_blocks` refuses cuts inside a quantisation block instead of refining the scales.
+
+        `blocks`: group -> the block that its scales are refined to, whatever is cut.
+        """
         self.model = model
         self.uneven = uneven
         self.strict_blocks = strict_blocks
+        self.blocks = blocks or {}
         self._known: dict[object, tuple[tuple[tuple[Cut, ...], tuple[int, ...]], ...]] = {}
         self._blocks: dict[object, tuple[int, int] | None] = {}
 
@@ -66,7 +76,14 @@ class Cutter:
         """
         dims = tuple(dim.text for dim in parameter.dims)
         axes = {axis for dim in parameter.dims for axis, _ in dim.marks}
-        key = (dims, parameter.format, len(parameter.parts), *((a, shares[a]) for a in sorted(axes) if a in shares))
+        block = self.blocks.get(parameter.group)
+        key = (
+            dims,
+            parameter.format,
+            block,
+            len(parameter.parts),
+            *((a, shares[a]) for a in sorted(axes) if a in shares),
+        )
         if key not in self._known:
             self._blocks[key] = block = self._refined_block(parameter, shares)
             taken = [take(dim, self.model.sizes, self.uneven, shares) for dim in parameter.dims]
@@ -85,6 +102,9 @@ class Cutter:
             stored = extent(dim, self.model.sizes)
             borders = {border for axis, _ in dim.marks if axis in shares for border in self._borders(dim, axis, shares)}
             refined.append(math.gcd(block, *(border for border in borders if border != stored)))
+        wanted = self.blocks.get(parameter.group)
+        if wanted is not None and all(size % finer == 0 for size, finer in zip(refined, wanted, strict=True)):
+            return wanted
         rows = parameter.block == (1, logical_shape(parameter)[-1])  # a row's scale is no block to be cut inside of
         if self.strict_blocks and tuple(refined) != parameter.block and not rows:
             raise PlanError(

@@ -42,12 +42,15 @@ def as_published(source: Path) -> Path:
     return source
 
 
-def make_wide(name: str, format: str, folder: Path) -> Path:
-    """Write a checkpoint of the family `name` with whole blocks, its weights in FP8 (`fp8`) or INT4 (`int4`)."""
+def make_wide(name: str, format: str, folder: Path, **sizes: int) -> Path:
+    """Write a checkpoint of the family `name` with whole blocks, its weights in FP8 (`fp8`) or INT4 (`int4`).
+
+    `sizes` of its config differ from those of SHAPES.
+    """
     from tests.checkpoints import tiny
 
     variant = VARIANTS[name]
-    variant = replace(variant, config={**variant.config, **SHAPES[name]})
+    variant = replace(variant, config={**variant.config, **SHAPES[name], **sizes})
     tensors, config = tiny.base(variant, torch.Generator().manual_seed(0))
     if format == "fp8":
         pattern, announced = DEEPSEEK_FP8 if name == "deepseek_v3" else QWEN_FP8, fp8.config(BLOCK)

@@ -16,7 +16,7 @@ from shard_plans.documents.manifest import read_manifest, read_shard_manifest
 from shard_plans.errors import ManifestError, PlanError
 from tests.checkpoints.store import read_tensors
 from tests.conftest import MakeCheckpoint
-from tests.engines.checkpoints import as_published
+from tests.engines.checkpoints import as_published, make_wide
 from tests.engines.test_vllm_keys import loaded
 from tests.tools import tamper
 from tests.tools.converted import contents
@@ -111,6 +111,27 @@ def test_another_order_is_seen(key: str, value: list[int], words: str, tiny: Mak
     except ManifestError as error:
         found = str(error)
     assert re.search(words, found), found
+
+
+def test_scales_of_experts_that_are_cut_inside_a_block(tmp_path: Path) -> None:
+    """Two ranks of 192 of 384 columns: blocks of 64, every scale repeated; the checkpoint comes back all the same."""
+    source = make_wide("qwen3_moe", "fp8", tmp_path / "source", moe_intermediate_size=384)
+    out, layer = tmp_path / "out", "model.layers.1.mlp.experts."
+    convert(source, out, layout=LAYOUT, tp=2)
+    stored = read_tensors(source)
+    scales = {part: stored[f"{layer}0.{part}_proj.weight_scale_inv"] for part in ("gate", "up", "down")}
+    finer = {part: scale.repeat_interleave(2, 0).repeat_interleave(2, 1) for part, scale in scales.items()}
+    for rank, held in enumerate(loaded(out)):
+        wanted = torch.cat([finer[part].chunk(2)[rank] for part in ("gate", "up")])
+        assert torch.equal(held[f"{layer}routed_experts.w13_weight_scale_inv"][0], wanted)
+        assert torch.equal(held[f"{layer}routed_experts.w2_weight_scale_inv"][0], finer["down"].chunk(2, 1)[rank])
+    root = read_manifest(out)
+    tensors = read_shard_manifest(out, root.files[0].name, root).tensors
+    assert {tensor.block for tensor in tensors if "routed_experts.w" in tensor.name} == {(64, 64)}
+    assert check(out, source).passed
+    restore(out, tmp_path / "back")
+    for file, data in contents(tmp_path / "back").items():
+        assert data == (source / file).read_bytes(), file
 
 
 def test_quantised_experts_are_not_turned(own_tiny: MakeCheckpoint, tmp_path: Path) -> None:

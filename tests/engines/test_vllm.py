@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from converter.verbs import convert
 from tests.conftest import MakeCheckpoint
-from tests.engines.checkpoints import as_published
+from tests.engines.checkpoints import as_published, make_wide
 from tests.engines.engine import NEEDED, compared
 from tests.tools.plans import plan_id
 
@@ -41,6 +41,21 @@ def test_every_parameter_is_what_the_engine_loads_by_itself(
         for name, found in zip(names, rank, strict=True):
             assert found.get("entries", 0) > 10, (name, found)
             assert (name, found["unequal"], found["others"]) == (name, [], [])
+
+
+@pytest.mark.parametrize("sizes", [{}, {"tp": 2}, {"tp": 2, "ep": 2}], ids=plan_id)
+def test_fp8_blocks_are_what_the_engine_loads_by_itself(sizes: dict[str, int], tmp_path: Path) -> None:
+    """Experts 384 and 128 wide are cut inside blocks by two ranks: the engine refines their scales to blocks of 64."""
+    models = [("qwen3_moe", width) for width in (256, 384, 128)] + [("deepseek_v3", 256)]
+    folders = []
+    for number, (name, width) in enumerate(models):
+        source = make_wide(name, "fp8", tmp_path / f"source{number}", moe_intermediate_size=width)
+        folders.append((source, tmp_path / f"out{number}"))
+        convert(*folders[-1], layout=LAYOUT, **sizes)  # type: ignore[arg-type]
+    for rank in compared(folders, "sharded_state", sizes):
+        for model, found in zip(models, rank, strict=True):
+            assert found.get("entries", 0) > 10, (model, found)
+            assert (model, found["unequal"], found["others"]) == (model, [], [])
 
 
 def test_exchanged_ranks_are_seen(own_tiny: MakeCheckpoint, tmp_path: Path) -> None:
