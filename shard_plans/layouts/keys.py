@@ -58,6 +58,22 @@ def _document(engine: str, release: str) -> dict[str, Any]:
     return dict(data)
 
 
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What one release of an engine can do."""
+
+    stages: bool
+    """Whether the files of pipeline stages have names of their own."""
+    refines: bool
+    """Whether it refines FP8 scales of experts that are cut inside a block."""
+
+
+def release_of(engine: str, release: str) -> Release:
+    """What is known of a release."""
+    document = _document(engine, release)
+    return Release(bool(document["stages"]), bool(document["refines"]))
+
+
 def releases(engine: str) -> list[str]:
     """The releases of an engine that there are key maps for."""
     return sorted(path.stem.partition("-")[2] for path in FOLDER.glob(f"{engine}-*.yaml"))

@@ -20,7 +20,7 @@ from shard_plans.families.expressions import evaluate
 from shard_plans.families.model import Model
 from shard_plans.families.parameter import Parameter
 from shard_plans.layouts.forms import FIRST, in_form
-from shard_plans.layouts.keys import KeyMap, key_map
+from shard_plans.layouts.keys import KeyMap, key_map, release_of
 from shard_plans.layouts.layout import Layout
 from shard_plans.layouts.vllm_rules import VOCABULARY, expert_block
 from shard_plans.placement.cuts import Cutter
@@ -40,10 +40,11 @@ PLACEHOLDERS = ("q_scale", "k_scale", "v_scale", "prob_scale")
 class VllmShardedState(Layout):
     """vLLM's sharded_state of one release."""
 
-    engine, loader = "vllm", "vLLM --load-format sharded_state"
+    engine = "vllm"
 
     def __init__(self, release: str) -> None:
         self.release, self.name = release, f"vllm@{release}"
+        self.loader = f"vLLM {release} --load-format sharded_state"
 
     def adapt(self, binding: Binding, plan: Plan) -> Plan:
         """Without the multi-token-prediction layers, which are another model to it."""
@@ -60,6 +61,8 @@ class VllmShardedState(Layout):
                 f"weights in another precision ({', '.join(plan.weights)})",
                 "config.json tells the engine how they are stored: leave out --weights",
             )
+        if grid.pp > 1 and not release_of("vllm", self.release).stages:
+            raise self.cannot(f"pp {grid.pp}", "this release gives the files of all stages one name; give pp 1")
         if grid.dp > 1:
             raise self.cannot(f"dp {grid.dp}", "its files name tp ranks alone: give dp 1, and start replicas of it")
         if "experts" in model.sizes and (grid.ep, grid.etp) not in ((grid.tp, 1), (1, grid.tp)):
@@ -115,7 +118,7 @@ class VllmShardedState(Layout):
         self.refuse(binding, plan)
         check_divides(binding, plan.grid)
         keys = key_map("vllm", self.release, binding.model.family)
-        block = expert_block(binding, plan.grid)
+        block = expert_block(binding, plan.grid) if release_of("vllm", self.release).refines else None
         uneven, blocks = {**binding.family.uneven, "vocab": VOCABULARY}, {"experts": block} if block else None
         cutter = Cutter(binding.model, uneven, strict_blocks=True, blocks=blocks)
         files = {}

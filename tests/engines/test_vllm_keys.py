@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +15,20 @@ from torch import Tensor
 from converter.check import check
 from converter.restore import restore
 from converter.verbs import convert
-from shard_plans.documents.manifest import read_manifest, read_shard_manifest
+from shard_plans.documents.manifest import read_manifest
+from shard_plans.documents.plan import read_plan
 from shard_plans.errors import GridError, PlanError
 from shard_plans.families.config_binding import bind_config
 from shard_plans.families.family import load_family
-from shard_plans.layouts import vllm
-from shard_plans.layouts.keys import key_map
 from shard_plans.layouts.registry import find_layout
 from shard_plans.placement.shards import ShardTensor
 from tests.checkpoints.store import read_tensors
 from tests.conftest import MakeCheckpoint
 from tests.engines.checkpoints import as_published
-from tests.tools import tamper
 from tests.tools.converted import contents
 from tests.tools.plans import make_plan, plan_id
 
-DUMPS = sorted(Path(__file__).with_name("vllm_keys").glob("*.json"))
+DUMPS = sorted(Path(__file__).with_name("vllm_keys").rglob("*.json"))
 """state_dict() of the engine's classes, after the filter of its loader: shapes and types of each rank."""
 TYPES = {"BF16": "bfloat16", "F32": "float32", "F8_E4M3": "float8_e4m3fn"}
 LEFT_OUT = {
@@ -64,7 +62,7 @@ def planned(dump: dict[str, Any], **changes: Any) -> list[ShardTensor]:
     if "num_local_experts" in config:
         config["num_experts"] = config["num_local_experts"]
     binding = bind_config(config, "0" * 32, Path("config.json"), load_family(config))
-    layout = find_layout("vllm@0.33")
+    layout = find_layout(f"vllm@{dump['engine'].split()[1].rpartition('.')[0]}")
     tp, pp, ep = dump["tp"], dump["pp"], dump["tp"] if dump["ep"] else 1
     sizes = {"tp": tp, "pp": pp} | ({"ep": ep, "etp": tp // ep} if "experts" in binding.model.sizes else {})
     placement = layout.place(binding, layout.chosen(binding, make_plan(binding, sizes)))
@@ -72,7 +70,7 @@ def planned(dump: dict[str, Any], **changes: Any) -> list[ShardTensor]:
     return list(next(file for file in placement.files if file.name == name).tensors)
 
 
-@pytest.mark.parametrize("path", DUMPS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", DUMPS, ids=lambda path: f"{path.parent.name} {path.stem}")
 def test_keys_shapes_and_types_are_the_engine_s(path: Path) -> None:
     dump = json.loads(path.read_text())
     bias = any(key.endswith("correction_bias") for key in dump["kept"])
@@ -85,6 +83,8 @@ def test_keys_shapes_and_types_are_the_engine_s(path: Path) -> None:
     kept = {key: (value["shape"], value["dtype"]) for key, value in dump["kept"].items()}
     if path.stem.startswith("qwen3_moe_fp8"):  # built with quantised routers, which no published checkpoint has
         mine, kept = ({key: v for key, v in some.items() if ".mlp.experts.gate." not in key} for some in (mine, kept))
+    if path.parent.name != "vllm_keys":  # of older releases; these dumps leave out the first layer
+        mine = {key: value for key, value in mine.items() if ".layers.0." not in key}
     assert mine == kept
 
 
@@ -179,23 +179,21 @@ def test_placeholders_of_fp8(own_tiny: MakeCheckpoint, tmp_path: Path) -> None:
     assert (scale.item(), scale.dtype, scale.shape) == (-1.0, torch.bfloat16, ())
 
 
-@pytest.mark.parametrize("spoil", ["value", "missing", "statement"])
-def test_a_wrong_constant_is_found(spoil: str, tiny: MakeCheckpoint, tmp_path: Path) -> None:
-    """In the data, or in what the manifest says of it."""
-    source, out = tiny("llama"), tmp_path / "out"
-    convert(source, out, layout="vllm@0.33")
-    root = read_manifest(out)
-    manifest = read_shard_manifest(out, root.files[0].name, root)
-    scale = next(tensor for tensor in manifest.tensors if tensor.name.endswith("_k_scale"))
-    with tamper.opened(out, manifest.file) as shard:
-        if spoil == "value":
-            shard.data[scale.name] = bytes(4)
-        elif spoil == "missing":
-            del shard.entry(scale.name)["fill"]
-        else:
-            shard.entry(scale.name)["fill"] = 2.0
-    assert check(out).passed  # all digests are right; only the meaning is wrong
-    assert any(failure.tensor == scale.name for failure in check(out, source).failures)
+def test_an_older_release(tiny: MakeCheckpoint, own_tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    """Its own keys; the plan and the manifest name it; no stages, no refined blocks, and not every family."""
+    source, out = tiny("qwen3_moe"), tmp_path / "out"
+    convert(source, out, layout="vllm@0.23", tp=2)
+    assert read_manifest(out).layout == read_plan(out / "plan.yaml").layout == "vllm@0.23"
+    assert "model.layers.1.mlp.experts.w13_weight" in loaded(out)[0]
+    assert check(out, source).passed
+    for name, sizes, words in (
+        ("qwen3_moe", {"pp": 2}, "gives the files of all stages one name; give pp 1"),
+        ("qwen3_moe_fp8", {"tp": 4}, "cuts inside a quantisation block"),
+        ("deepseek_v3", {}, "builds its class on an accelerator alone"),
+    ):
+        with pytest.raises(PlanError, match=words):
+            convert(as_published(own_tiny(name)), tmp_path / "other", layout="vllm@0.23", **sizes)
+        shutil.rmtree(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -222,28 +220,7 @@ def test_what_it_cannot_hold_is_refused(
 
 
 def test_another_release_is_refused(tiny: MakeCheckpoint, tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"layout 'vllm@0.1' isn't known; known: reshard, deepseek-mp, vllm@0.33"):
+    with pytest.raises(
+        PlanError, match=r"layout 'vllm@0.1' isn't known; known: reshard, deepseek-mp, vllm@0.33, vllm@0.23"
+    ):
         convert(tiny("llama"), tmp_path / "out", layout="vllm@0.1")
-
-
-def test_exchanged_ranks_are_found(tiny: MakeCheckpoint, tmp_path: Path) -> None:
-    source, out = tiny("llama"), tmp_path / "out"
-    convert(source, out, layout="vllm@0.33", tp=2)
-    first, second = (out / f"model-rank-{rank}-part-0.safetensors" for rank in (0, 1))
-    whole = first.read_bytes()
-    first.write_bytes(second.read_bytes())
-    second.write_bytes(whole)
-    assert not check(out, source).passed
-
-
-def test_gate_and_up_exchanged_are_found(tiny: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layout that lays up before gate writes a folder that the deep check refuses."""
-    source, out = tiny("llama"), tmp_path / "out"
-    layout = find_layout("vllm@0.33")
-    with monkeypatch.context() as patch:
-        right = key_map("vllm", "0.33", "llama")
-        swapped = [replace(k, roles=("mlp.up", "mlp.gate")) if "gate_up" in k.name else k for k in right.keys]
-        wrong = replace(right, keys=tuple(swapped))
-        patch.setattr(vllm, "key_map", lambda *_: wrong)
-        convert(source, out, layout=layout.name)
-    assert not check(out, source).passed
