@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -23,10 +23,11 @@ from converter.convert import convert
 from converter.options import ConvertOptions
 from converter.output.parts import Part
 from converter.restore import restore
+from shard_plans.documents.plan import NATIVE
 from shard_plans.errors import OutputError, ReshardError
-from shard_plans.placement.place import place
+from shard_plans.layouts.registry import find_layout, lay_out_plan
 from tests.tools import crash, power
-from tests.tools.converted import bound, contents, converted
+from tests.tools.converted import bound, contents, converted, layouts_of
 from tests.tools.little import write_little
 from tests.tools.little_configs import CONFIGS, PLANS, little
 from tests.tools.plans import make_plan
@@ -55,10 +56,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Job:
-    """A little checkpoint, a plan, and in how many parts it is converted."""
+    """A little checkpoint, a plan, its layout, and in how many parts it is converted."""
 
     source: Path
     sizes: dict[str, int]
+    layout: str
     parts: int
     expected: dict[str, bytes]
     calls: int
@@ -67,8 +69,8 @@ class Job:
     def ready(self, out: Path, number: int, workers: int) -> Callable[[], object]:
         """What makes one part; all of the program is loaded, and the checkpoint opened, before it is called."""
         binding = bound(self.source)
-        plan = make_plan(binding, self.sizes)
-        options, placement = ConvertOptions(part=Part(number, self.parts)), place(binding, plan)
+        plan = find_layout(self.layout).chosen(binding, make_plan(binding, self.sizes))
+        options, placement = ConvertOptions(part=Part(number, self.parts)), lay_out_plan(binding, plan)
         return lambda: convert(binding.checkpoint, binding, plan, placement, out, workers, None, options)
 
     def run(self, out: Path, number: int, workers: int) -> None:
@@ -89,8 +91,9 @@ def jobs(folder: Path, dice: random.Random, count: int) -> Iterator[Job]:
         sizes, parts = dice.choice(PLANS[name]), dice.choice((1, 1, 2, 3))
         source = write_little(folder / f"source-{number}", CONFIGS[name], little(name), dice.choice((1, 2, 3)), number)
         whole, report = folder / f"whole-{number}", folder / "calls"
-        converted(source, whole, sizes)
-        job = Job(source, sizes, parts, contents(whole), 0)
+        layout = dice.choice(layouts_of(source, sizes))
+        converted(source, whole, sizes, layout=layout)
+        job = Job(source, sizes, layout, parts, contents(whole), 0)
 
         def counted(job: Job = job, out: Path = folder / f"counted-{number}") -> int:
             make = job.ready(out, 1, 1)
@@ -99,7 +102,7 @@ def jobs(folder: Path, dice: random.Random, count: int) -> Iterator[Job]:
             return asked()
 
         assert crash.forked(counted, report=report) == 0
-        yield Job(source, sizes, parts, job.expected, int(report.read_text()))
+        yield replace(job, calls=int(report.read_text()))
 
 
 def disturbed(job: Job, out: Path, dice: random.Random, names: tuple[str, ...], act: Callable[[], None]) -> int:
@@ -168,7 +171,7 @@ def test_power_losses(tmp_path: Path, name: str, parts: int) -> None:
     dice, sizes = random.Random(f"{SEED}/{name}"), PLANS[name][1]
     source = write_little(tmp_path / "source", CONFIGS[name], little(name))
     converted(source, tmp_path / "whole", sizes)
-    job = Job(source, sizes, parts, contents(tmp_path / "whole"), 0)
+    job = Job(source, sizes, NATIVE, parts, contents(tmp_path / "whole"), 0)
     states: list[dict[str, bytes]] = []
     place = tmp_path / "here"
     place.mkdir()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from converter.check import check
+from shard_plans.documents.plan import NATIVE
 from tests.conftest import MakeCheckpoint
 from tests.tools import crash
 from tests.tools.converted import contents, converted
@@ -18,6 +19,10 @@ CASES: list[tuple[str, dict[str, int]]] = [
     ("llama_odd", {"tp": 3}), ("deepseek_v3_mtp", {"tp": 4, "ep": 2, "etp": 2}),
     ("mixtral_odd", {"pp": 2, "tp": 2, "ep": 2}), ("qwen3_moe_fp8", {"dp": 2, "ep": 2, "etp": 1}), ("llama_single", {}),
 ]  # fmt: skip
+LAID_OUT: list[tuple[str, dict[str, int], str]] = [
+    ("llama4_even", {"tp": 2}, "vllm@0.33"), ("qwen3_next", {"tp": 2, "ep": 2, "pp": 2}, "vllm@0.33"),
+    ("deepseek_v3_wide_fp8", {"tp": 2, "ep": 2}, "deepseek-mp"),
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -25,19 +30,21 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     crash.many_units(monkeypatch)
 
 
-def kill_again_and_again(folder: Path, tmp_path: Path, sizes: dict[str, int], kills: int, seed: int) -> None:
+def kill_again_and_again(
+    folder: Path, tmp_path: Path, sizes: dict[str, int], kills: int, seed: int, layout: str = NATIVE
+) -> None:
     """Kill at random calls; each conversion goes on with what the last one left, and the end is the same bytes."""
     dice = random.Random(seed)
-    total = crash.calls(folder, tmp_path / "undisturbed", sizes)
+    total = crash.calls(folder, tmp_path / "undisturbed", sizes, layout=layout)
     expected = contents(tmp_path / "undisturbed")
     done = round_number = 0
     while done < kills:
         out = tmp_path / str(round_number)
         for _ in range(dice.randint(1, 3)):
-            done += crash.killed(folder, out, sizes, dice.randint(2, total), dice.choice([1, 2, 8]))
+            done += crash.killed(folder, out, sizes, dice.randint(2, total), dice.choice([1, 2, 8]), layout)
             if (out / "manifest.json").exists():
                 assert check(out, folder).failures == ()
-        converted(folder, out, sizes, workers=dice.choice([1, 2, 8]))
+        converted(folder, out, sizes, workers=dice.choice([1, 2, 8]), layout=layout)
         assert contents(out) == expected
         round_number += 1
 
@@ -45,6 +52,15 @@ def kill_again_and_again(folder: Path, tmp_path: Path, sizes: dict[str, int], ki
 @pytest.mark.parametrize(("name", "sizes"), CASES, ids=lambda v: plan_id(v) if isinstance(v, dict) else v)
 def test_kills(tiny: MakeCheckpoint, tmp_path: Path, name: str, sizes: dict[str, int]) -> None:
     kill_again_and_again(tiny(name), tmp_path, sizes, 6, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("name", "sizes", "layout"), LAID_OUT)
+def test_kills_in_other_layouts(
+    tiny: MakeCheckpoint, tmp_path: Path, name: str, sizes: dict[str, int], layout: str, seed: int
+) -> None:
+    kill_again_and_again(tiny(name), tmp_path, sizes, 5, seed, layout)
 
 
 @pytest.mark.slow

@@ -192,7 +192,7 @@ def test_an_older_release(tiny: MakeCheckpoint, own_tiny: MakeCheckpoint, tmp_pa
         ("deepseek_v3", {}, "builds its class on an accelerator alone"),
     ):
         with pytest.raises(PlanError, match=words):
-            convert(as_published(own_tiny(name)), tmp_path / "other", layout="vllm@0.23", **sizes)
+            convert(as_published(own_tiny(name)), tmp_path / "other", layout="vllm@0.23", **sizes)  # type: ignore[arg-type]
         shutil.rmtree(tmp_path / name)
 
 

@@ -12,9 +12,10 @@ from converter.convert import ConvertResult, convert
 from converter.options import WHOLE, ConvertOptions
 from converter.output.parts import Part
 from converter.streams.workers import Progress
-from shard_plans.documents.plan import Plan
+from shard_plans.documents.plan import NATIVE, Plan
+from shard_plans.errors import ReshardError
 from shard_plans.families.binding import Binding
-from shard_plans.placement.place import place
+from shard_plans.layouts.registry import LAYOUTS, find_layout, lay_out_plan
 from shard_plans.verbs import open_binding
 from tests.tools.plans import make_plan
 
@@ -37,13 +38,28 @@ def converted(
     part: Part = WHOLE,
     sha256: bool = False,
     weights: Mapping[str, str] | None = None,
+    layout: str = NATIVE,
 ) -> ConvertResult:
     """Convert the checkpoint in `folder` into `out`, by a plan of these sizes or the plan given."""
     binding = bound(folder)
     plan = plan or make_plan(binding, sizes, mtp)
     plan = replace(plan, weights=weights) if weights else plan
+    plan = find_layout(layout).chosen(binding, plan) if layout != NATIVE else plan
     options = ConvertOptions(ranks, fresh, part, sha256=sha256)
-    return convert(binding.checkpoint, binding, plan, place(binding, plan), out, workers, progress, options)
+    return convert(binding.checkpoint, binding, plan, lay_out_plan(binding, plan), out, workers, progress, options)
+
+
+def layouts_of(folder: Path, sizes: Mapping[str, int]) -> list[str]:
+    """The layouts that can hold a plan of these sizes."""
+    binding = bound(folder)
+    found = [NATIVE]
+    for name, layout in LAYOUTS.items():
+        try:
+            layout.place(binding, layout.chosen(binding, make_plan(binding, sizes)))
+        except ReshardError:
+            continue
+        found += [name] if name != NATIVE else []
+    return found
 
 
 def small_chunks(patch: pytest.MonkeyPatch, size: int) -> None:

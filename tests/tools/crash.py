@@ -15,6 +15,7 @@ import pytest
 
 from converter.forward import move, units
 from converter.output.journal import Journal
+from shard_plans.documents.plan import NATIVE
 from tests.tools.converted import converted, small_chunks
 
 CALLS = ("pwrite", "write", "fsync", "rename", "unlink", "open")
@@ -98,12 +99,12 @@ def forked(work: Callable[[], object], kill_after: float | None = None, report: 
     return wait(child)
 
 
-def killed(folder: Path, out: Path, sizes: dict[str, int], call: int, workers: int = 2) -> bool:
+def killed(folder: Path, out: Path, sizes: dict[str, int], call: int, workers: int = 2, layout: str = NATIVE) -> bool:
     """Convert in a child that is killed before its call of that number; whether it was."""
 
     def work() -> None:
         at_call(CALLS, call, die)
-        converted(folder, out, sizes, workers=workers)
+        converted(folder, out, sizes, workers=workers, layout=layout)
 
     code = forked(work)
     assert code in (0, -signal.SIGKILL)
@@ -137,12 +138,12 @@ def killed_halfway(folder: Path, out: Path, sizes: dict[str, int], whole: int, w
     return code != 0
 
 
-def calls(folder: Path, out: Path, sizes: dict[str, int], workers: int = 2) -> int:
+def calls(folder: Path, out: Path, sizes: dict[str, int], workers: int = 2, layout: str = NATIVE) -> int:
     """How many calls an undisturbed conversion makes."""
 
     def work() -> int:
         count = at_call(CALLS, -1, die)
-        converted(folder, out, sizes, workers=workers)
+        converted(folder, out, sizes, workers=workers, layout=layout)
         return count()
 
     report = out.with_name("calls")
