@@ -15,7 +15,7 @@ from shard_plans.layouts.vllm import VllmShardedState
 from shard_plans.placement.place import left_out
 from shard_plans.placement.shards import Placement
 
-_ENGINES = [VllmShardedState(release) for release in reversed(releases("vllm"))]
+_ENGINES = [VllmShardedState(release) for release in releases("vllm")]
 LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in (Native(), DeepSeekMp(), *_ENGINES)}
 
 

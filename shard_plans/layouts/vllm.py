@@ -40,11 +40,10 @@ PLACEHOLDERS = ("q_scale", "k_scale", "v_scale", "prob_scale")
 class VllmShardedState(Layout):
     """vLLM's sharded_state of one release."""
 
-    engine = "vllm"
+    engine, loader = "vllm", "vLLM --load-format sharded_state"
 
     def __init__(self, release: str) -> None:
         self.release, self.name = release, f"vllm@{release}"
-        self.loader = f"vLLM {release} --load-format sharded_state"
 
     def adapt(self, binding: Binding, plan: Plan) -> Plan:
         """Without the multi-token-prediction layers, which are another model to it."""
@@ -78,7 +77,9 @@ class VllmShardedState(Layout):
         if formats - {"fp8_block"}:
             what = ", ".join(sorted(formats))
             raise self.cannot(
-                what, "its layout depends on the kernels that the engine chooses; convert without --layout"
+                what,
+                "its layout depends on the kernels that the engine chooses; "
+                "convert without --layout, for --load-format reshard",
             )
         rows = (model.sizes["vocab"] + 63) // 64 * 64
         if rows % grid.tp:

@@ -221,6 +221,6 @@ def test_what_it_cannot_hold_is_refused(
 
 def test_another_release_is_refused(tiny: MakeCheckpoint, tmp_path: Path) -> None:
     with pytest.raises(
-        PlanError, match=r"layout 'vllm@0.1' isn't known; known: reshard, deepseek-mp, vllm@0.33, vllm@0.23"
+        PlanError, match=r"layout 'vllm@0.1' isn't known; known: reshard, deepseek-mp, vllm@0.23, vllm@0.33"
     ):
         convert(tiny("llama"), tmp_path / "out", layout="vllm@0.1")
