@@ -44,10 +44,11 @@ def _checks(console: Console, result: RunResult) -> None:
 
 
 def _texts(console: Console, result: RunResult) -> None:
-    for number, text in enumerate(result.figures.get("texts", ())):
+    texts = result.figures.get("texts", ())
+    for number, text in enumerate(texts if len(texts) > 1 else ()):
         if text["log_likelihood"] is None:
             continue
-        words = f"text {number}: log-likelihood {text['log_likelihood']:.5f} a token, of {text['tokens']} tokens"
+        words = f"prompt {number}: log-likelihood {text['log_likelihood']:.5f} a token, of {text['tokens']} tokens"
         if text["reference_log_likelihood"] is not None:
             words += f"; the reference's {text['reference_log_likelihood']:.5f}, divergence {text['divergence']:.1e}"
         console.print(words, markup=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,8 @@ from runtime.blocks.router import Routing
 
 FLOOR = 1e-3
 """Least part of a token's residual stream that its layer's contribution is measured against."""
+SLAB = 1 << 22
+"""Elements that are compared at a time."""
 NOISE = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 """Score differences that rounding explains, as a part of a token's largest score, by compute type."""
 
@@ -21,19 +24,32 @@ def _wide(x: Tensor) -> Tensor:
     return x.detach().cpu().double()
 
 
+def _slabs(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Some rows of each at a time, in float64: the whole of a long text's logits may be many times what is needed."""
+    rows = len(tensors[0])
+    step = max(1, SLAB * rows // max(1, tensors[0].numel()))
+    for start in range(0, rows, step):
+        yield tuple(_wide(x[start : start + step]) for x in tensors)
+
+
 def relative(ours: Tensor, reference: Tensor) -> float:
     """||ours - reference|| / ||reference|| over all elements; nan where either isn't finite."""
-    ours, reference = _wide(ours), _wide(reference)
-    size = float(reference.norm())
-    error = float((ours - reference).norm())
+    size = error = 0.0
+    for x, y in _slabs(ours, reference):
+        size += float(y.square().sum())
+        error += float((x - y).square_().sum())
+    size, error = math.sqrt(size), math.sqrt(error)
     return error / size if size > 0 else (0.0 if error == 0 else math.inf if error == error else math.nan)
 
 
 def cosine(ours: Tensor, reference: Tensor) -> float:
     """Cosine of the angle between the two, over all elements; nan where either isn't finite."""
-    ours, reference = _wide(ours).flatten(), _wide(reference).flatten()
-    sizes = float(ours.norm() * reference.norm())
-    return float(ours @ reference) / sizes if sizes != 0 else math.nan
+    sizes, product = [0.0, 0.0], 0.0
+    for x, y in _slabs(ours, reference):
+        sizes = [sizes[0] + float(x.square().sum()), sizes[1] + float(y.square().sum())]
+        product += float((x * y).sum())
+    size = math.sqrt(sizes[0]) * math.sqrt(sizes[1])
+    return product / size if size != 0 else math.nan
 
 
 def layer_error(start: Tensor, ours: Tensor, reference: Tensor) -> tuple[float, int]:
@@ -79,14 +95,21 @@ def operator_error(ours: Tensor, reference: Tensor) -> tuple[float, int]:
 
 def divergence(ours: Tensor, reference: Tensor) -> float:
     """Mean Kullback-Leibler divergence of `ours` from `reference` in nats a token; both logits [tokens, vocabulary]."""
-    ours, reference = (torch.log_softmax(_wide(x), dim=-1) for x in (ours, reference))
-    return float((reference.exp() * (reference - ours)).sum(-1).mean())
+    found = 0.0
+    for slabs in _slabs(ours, reference):
+        x, y = (torch.log_softmax(slab, dim=-1) for slab in slabs)
+        found += float((y.exp() * (y - x)).sum())
+    return found / len(ours)
 
 
 def log_likelihood(logits: Tensor, ids: Tensor) -> float:
     """Mean natural log of the probability that `logits` [tokens, vocabulary] give each next id; nan for one token."""
-    scores = torch.log_softmax(_wide(logits[:-1]), dim=-1)
-    return float(scores.gather(1, ids[1:, None].cpu()).mean())
+    following, found, start = ids[1:, None].cpu(), 0.0, 0
+    for (slab,) in _slabs(logits[:-1]):
+        scores = torch.log_softmax(slab, dim=-1)
+        found += float(scores.gather(1, following[start : start + len(slab)]).sum())
+        start += len(slab)
+    return found / start if start else math.nan
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,22 @@ import math
 
 import pytest
 import torch
+from torch.nn import functional
 
 from runtime.blocks.router import Routing, route
+from runtime.checking import compare
 from runtime.checking.checks import Measure, make_check, worst
-from runtime.checking.compare import compare_routing, cosine, layer_error, log_likelihood, relative, relative_margin
+from runtime.checking.compare import (
+    compare_routing,
+    cosine,
+    divergence,
+    layer_error,
+    log_likelihood,
+    operator_error,
+    relative,
+    relative_margin,
+    row_errors,
+)
 
 
 def test_relative_error() -> None:
@@ -49,6 +61,45 @@ def test_a_layers_error_finds_nan() -> None:
 def test_log_likelihood() -> None:
     scores = torch.log(torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [1.0, 1.0, 1.0]]))
     assert log_likelihood(scores, torch.tensor([0, 1, 2])) == pytest.approx((math.log(0.25) + math.log(0.8)) / 2)
+
+
+def test_divergence_is_that_of_torch() -> None:
+    generator = torch.Generator().manual_seed(3)
+    ours, reference = torch.randn(5, 7, generator=generator), torch.randn(5, 7, generator=generator)
+    wanted = functional.kl_div(
+        ours.double().log_softmax(-1), reference.double().log_softmax(-1), reduction="batchmean", log_target=True
+    )
+    assert divergence(ours, reference) == pytest.approx(float(wanted), rel=1e-12)
+    assert divergence(ours, ours) == 0 and divergence(ours + 3, ours) == pytest.approx(0, abs=1e-6)
+
+
+def test_pieces_of_long_texts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(4)
+    ours, reference = torch.randn(11, 7, generator=generator), torch.randn(11, 7, generator=generator)
+    ids = torch.randint(7, (11,), generator=generator)
+
+    def measured() -> list[float]:
+        pair = (ours, reference)
+        return [relative(*pair), cosine(*pair), divergence(*pair), log_likelihood(ours, ids)]
+
+    whole = measured()
+    monkeypatch.setattr(compare, "SLAB", 15)  # two rows at a time
+    assert measured() == pytest.approx(whole, rel=1e-12)
+
+
+def test_an_operator_is_measured_token_by_token() -> None:
+    reference = torch.tensor([[1.0, 0.0], [0.0, 1e-6], [2.0, -math.inf]])
+    ours = reference.clone()
+    ours[1, 1] = 0  # all of it, but below FLOOR of the largest
+    error, token = operator_error(ours, reference)
+    assert token == 1 and error == pytest.approx(1e-6 / 2e-3)
+    ours[0, 1] = 0.1
+    error, token = operator_error(ours, reference)
+    assert token == 0 and error == pytest.approx(0.1)
+    ours[2, 0] = math.nan
+    error, token = operator_error(ours, reference)
+    assert math.isnan(error) and token == 2
+    assert row_errors(ours[:1], reference[:1]).item() == pytest.approx(0.1)
 
 
 def test_routes_are_compared_as_sets_and_near_ties_counted_apart() -> None:
