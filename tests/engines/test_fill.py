@@ -13,6 +13,8 @@ from torch import Tensor
 from converter.sources.sharded import Sharded
 from converter.verbs import convert
 from runtime.engines.fill import fill
+from runtime.engines.standins import StandIns
+from runtime.engines.watch import Account, Watch
 from shard_plans.documents.manifest import read_manifest
 from shard_plans.documents.stored import open_stored
 from shard_plans.errors import CheckFailed, ManifestError, RuntimeFault
@@ -85,6 +87,42 @@ def test_every_parameter_is_a_slice_of_the_source(
         assert read < 1.2 * sum((out / file).stat().st_size for file in entry.files)  # a chunk may be read again
         for key, part in engine.wanted.items():
             assert octets(engine.held[key]) == octets(part), key
+
+
+class Lenient(Watch):
+    """Lets everything be read, and keeps the account of what was lent last."""
+
+    last: Account
+
+    def lend(self, account: Account, tensor: Tensor, owner: object) -> None:
+        """Only keep it."""
+        self.last = account
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("qwen3_moe_fp8", {"tp": 4}), ("kimi_k25_int4", {"tp": 2}), ("gpt_oss", {"tp": 2, "ep": 2}), ("llama_odd", {})],
+    ids=str,
+)
+def test_stand_ins_are_the_source_wherever_they_are_anything(
+    name: str, sizes: dict[str, int], tiny: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """Scales cut inside a block, shapes that no shard holds, stacked experts, padding; all ranks make the whole."""
+    source, out = tiny(name), tmp_path / "out"
+    convert(source, out, **sizes)  # type: ignore[arg-type]
+    stored = {key: tensor.reshape(tensor.shape or (1,)) for key, tensor in read_tensors(source).items()}
+    left = {key: torch.ones(tensor.shape, dtype=torch.bool) for key, tensor in stored.items()}
+    for entry in read_manifest(out).ranks:
+        watch = Lenient({})
+        for key, tensor in StandIns(Sharded(open_stored(out), entry.files), 1 << 20).lend(watch):
+            pair = [each.reshape(stored[key].shape) for each in (tensor, stored[key])]
+            for region in watch.last.held:
+                axes = [torch.tensor([i for first, stop in spans for i in range(first, stop)]) for spans in region]
+                place = torch.meshgrid(*axes, indexing="ij")
+                mine, theirs = (each.view(torch.uint8).view(*each.shape, -1)[place] for each in pair)
+                assert torch.equal(mine, theirs), key
+                left[key][place] = False
+    assert not [key for key, mask in left.items() if mask.any()]
 
 
 @pytest.fixture
