@@ -28,7 +28,6 @@ from converter.streams.workers import Meter, Progress
 from shard_plans.checkpoints.headers import Kinds, read_header
 from shard_plans.checkpoints.regular import open_regular
 from shard_plans.documents.manifest import (
-    MARKER,
     ROOT,
     Manifest,
     ShardManifest,
@@ -36,9 +35,8 @@ from shard_plans.documents.manifest import (
     read_shard_manifest,
 )
 from shard_plans.documents.plan import NATIVE, read_plan
-from shard_plans.documents.stored import open_stored
+from shard_plans.documents.stored import open_stored, refuse_unadopted, unadopted
 from shard_plans.errors import CheckpointError, ManifestError, ReshardError
-from shard_plans.layouts.engine_files import adopt_words, engine_files
 
 __all__ = ["CheckResult", "Failure", "check"]
 
@@ -49,9 +47,9 @@ def check(out: Path, deep: Path | None = None, workers: int = 4, progress: Progr
     Of an engine's own folder, which has no manifests, names, types and shapes are compared. Raises ManifestError where
     there is neither, CheckpointError where `deep` isn't its checkpoint.
     """
-    if not (out / ROOT).is_file() and engine_files(out) is not None and not (out / MARKER).is_file():
+    if unadopted(out):
         if deep is not None:
-            raise ManifestError(f"{out} was written by an engine; {adopt_words(out, deep)}, then check it")
+            refuse_unadopted(out)
         return look_at(out)
     if not (out / ROOT).is_file():
         words = unfinished_words(out)

@@ -28,7 +28,7 @@ from shard_plans.checkpoints.checkpoint import INDEX
 from shard_plans.checkpoints.headers import Kinds
 from shard_plans.documents.manifest import read_manifest
 from shard_plans.documents.plan import read_plan
-from shard_plans.documents.stored import kept_family, open_stored
+from shard_plans.documents.stored import kept_family, open_stored, refuse_unadopted
 from shard_plans.errors import CheckFailed, ManifestError, OutputError
 from shard_plans.families.binding import bind
 from shard_plans.families.family import read_family
@@ -63,6 +63,7 @@ def restore(
     header and index too. Raises CheckFailed where a digest is wrong, ManifestError, and OutputError for the folder.
     """
     started = time.monotonic()
+    refuse_unadopted(out)
     _refuse_partial(out)
     if folder.resolve().is_relative_to(out.resolve()) or out.resolve().is_relative_to(folder.resolve()):
         raise OutputError(f"{folder} and the output {out} lie in one another; restore into a folder of its own")

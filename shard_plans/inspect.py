@@ -12,6 +12,7 @@ from shard_plans.checkpoints.config_file import config_alone, read_config
 from shard_plans.documents.conversions import ConvertedTensor, Tally
 from shard_plans.documents.manifest import ROOT, Manifest, Origin, read_manifest, read_shard_manifest
 from shard_plans.documents.plan import Plan, read_plan
+from shard_plans.documents.stored import refuse_unadopted
 from shard_plans.errors import CheckpointError, FamilyError, ReshardError
 from shard_plans.families.agreement import disagreements
 from shard_plans.families.binding import Binding, bind
@@ -87,6 +88,7 @@ def inspect(path: Path, family: Path | None = None) -> Inspection:
     Raises CheckpointError where it is nothing that reshard knows, and the reader's own error where it is malformed.
     """
     if path.is_dir():
+        refuse_unadopted(path)
         if (path / ROOT).is_file():
             return _output(path)
         if not (path / "config.json").is_file():

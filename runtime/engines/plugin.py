@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+
 LOAD_FORMAT = "reshard"
 
 
 def register() -> None:
-    """Tell vLLM of the loader; it calls this in each of its processes, some of them more than once."""
-    from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, register_model_loader
+    """Tell vLLM of the loader; it calls this in each of its processes, whatever it is started for.
 
-    from runtime.engines.vllm_loader import ReshardLoader
+    So a release that lacks what the loader builds on must still start: only this load format is missing then.
+    """
+    try:
+        from vllm.model_executor.model_loader import register_model_loader
 
-    if LOAD_FORMAT not in _LOAD_FORMAT_TO_MODEL_LOADER:
-        register_model_loader(LOAD_FORMAT)(ReshardLoader)
+        from runtime.engines.vllm_loader import ReshardLoader
+    except ImportError as error:
+        logging.getLogger(__name__).warning("--load-format %s isn't there with this vLLM: %s", LOAD_FORMAT, error)
+        return
+    register_model_loader(LOAD_FORMAT)(ReshardLoader)

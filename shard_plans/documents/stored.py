@@ -21,7 +21,7 @@ from shard_plans.checkpoints.headers import HEADER_LIMIT, Header, Kinds, parse_h
 from shard_plans.checkpoints.regular import open_regular
 from shard_plans.documents.manifest import MARKER, ROOT, Manifest, read_manifest
 from shard_plans.errors import CheckFailed, CheckpointError, ManifestError
-from shard_plans.layouts.engine_files import adopt_words, engine_files
+from shard_plans.layouts.engine_files import engine_files
 
 FAMILY = "family.yaml"
 """The family table in an output."""
@@ -40,9 +40,23 @@ def open_stored(folder: Path) -> Checkpoint:
         return _kept(folder, read_manifest(folder))
     if (folder / MARKER).is_file():
         raise ManifestError(f"{folder} holds a conversion that isn't finished; give its command again, then this one")
-    if engine_files(folder) is not None and not any(os.path.lexists(folder / name) for name in (INDEX, SINGLE)):
-        raise ManifestError(f"{folder} was written by an engine; {adopt_words(folder)}, or without it, then this again")
+    refuse_unadopted(folder)
     return open_checkpoint(folder)
+
+
+def unadopted(folder: Path) -> bool:
+    """Whether an engine's own tool wrote the folder, and no manifest says what is in it."""
+    told = any(os.path.lexists(folder / name) for name in (ROOT, MARKER, INDEX, SINGLE))
+    return not told and engine_files(folder) is not None
+
+
+def refuse_unadopted(folder: Path) -> None:
+    """Raise ManifestError where a folder is such a one."""
+    if unadopted(folder):
+        raise ManifestError(
+            f"{folder} was written by an engine, and nothing says what is in it: run reshard adopt {folder} "
+            f"--checkpoint CHECKPOINT (or without, where its config.json is enough), then this again"
+        )
 
 
 def kept_family(out: Path) -> Path:

@@ -69,8 +69,3 @@ def engine_files(folder: Path) -> EngineFiles | None:
             if (stage, tp) not in files.places:
                 raise ManifestError(f"{folder} lacks the files of rank {tp} of {ranks} on stage {stage}; copy them too")
     return files
-
-
-def adopt_words(folder: Path, checkpoint: Path | str = "CHECKPOINT") -> str:
-    """What to do with such a folder, for messages."""
-    return f"give it manifests: reshard adopt {folder} --checkpoint {checkpoint}"

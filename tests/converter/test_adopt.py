@@ -181,8 +181,14 @@ def test_what_is_not_as_the_engine_holds_it_is_refused(
 def test_the_command(saved: tuple[Path, Path], run_cli: RunCli, tmp_path: Path) -> None:
     source, folder = saved
     assert "there are no hashes: reshard adopt" in " ".join(run_cli("check", folder).stdout.split())
-    for verb in (("convert", folder, tmp_path / "x"), ("check", folder, "--deep", source)):
-        assert "was written by an engine; give it manifests: reshard adopt" in run_cli(*verb, code=2).stderr
+    out = tmp_path / "x"
+    for verb in (
+        ("convert", folder, out),
+        ("restore", folder, out),
+        ("check", folder, "--deep", source),
+        ("inspect", folder),
+    ):
+        assert "nothing says what is in it: run reshard adopt" in run_cli(*verb, code=2).stderr
     repacked = tmp_path / "repacked"
     shutil.copytree(folder, repacked)
     rewritten(repack)(repacked)

@@ -89,7 +89,7 @@ def test_every_parameter_is_a_slice_of_the_source(
             assert octets(engine.held[key]) == octets(part), key
 
 
-class Lenient(Watch):
+class Lenient(Watch):  # type: ignore[no-untyped-call]
     """Lets everything be read, and keeps the account of what was lent last."""
 
     last: Account

@@ -54,7 +54,7 @@ def test_a_parameter_that_ordinary_loading_leaves_unfilled_is_refused(tmp_path: 
     ("spoil", "sizes", "words"),
     [
         ("bit", {}, "is damaged, so nothing is made of it"),
-        ("file", {}, "can't be opened"),
+        ("file", {}, "can't be read: No such file"),
         ("plan", {"tp": 2}, "started with --tensor-parallel-size 1, the shards are for --tensor-parallel-size 2"),
         ("config", {}, "the shards are of another model"),
     ],
