@@ -66,7 +66,7 @@ def test_streamed_weights_generate_the_same(
     kept = verify_and_run(RunOptions(out, max_new_tokens=5, ignore_end=True))
     rooms: Callable[[torch.device], int]
     for rooms, passes in ((lambda device: 0, 7), (lambda device: 1 << 40, 1)):  # 5, and 2 without the cache
-        monkeypatch.setattr("runtime.run.room", rooms)
+        monkeypatch.setattr("runtime.loaders._room", rooms)
         again = verify_and_run(RunOptions(out, max_new_tokens=5, ignore_end=True))
         assert again.generated == kept.generated
         assert len(again.generated) == 5
