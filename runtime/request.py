@@ -23,7 +23,9 @@ from runtime.text import TOKENIZER, Tokenizer
 from shard_plans.console import Advance, ShowProgress
 from shard_plans.errors import OutputError, ReshardError, RuntimeFault
 
-COMPUTE = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+COMPUTE = {
+    "float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16
+}  # fmt: skip
 VISION = ("replicated", "data-parallel")
 PROMPT_TOKENS = 32
 """New tokens after a prompt where nothing is said."""

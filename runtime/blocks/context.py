@@ -33,7 +33,7 @@ class RankContext:
     model: Model
     experts: ExpertSlots
     compute: torch.dtype
-    """float32, float64 or bfloat16."""
+    """float32, float64, bfloat16 or float16."""
     device: torch.device
     deals_images: bool = False
     """Whether each tp rank looks at some of the images, instead of all at all (runtime/blocks/dealt_images.py)."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from runtime.alive.lookout import SILENCE, Lookout
 from runtime.alive.pulse import Pulse
@@ -114,3 +115,18 @@ def test_a_slow_virtual_rank_is_not(output: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_timeout_of_nothing_is_refused(output: Path) -> None:
     with pytest.raises(RuntimeFault, match="--timeout is 0; it must be more than 0 seconds"):
         verify_and_run(RunOptions(output, timeout=0.0))
+
+
+def test_a_stream_near_float16s_largest_number(own_tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    """Its norms don't overflow; a stream beyond that number does, and the operator is named."""
+    source, name = own_tiny("qwen2_untied"), "model.embed_tokens.weight"
+    path = next(path for path in source.glob("model*.safetensors") if name in load_file(path))
+    kept = load_file(path)
+    for largest, wrong in ((2e4, set()), (1e6, {"finite"})):
+        scaled = kept[name].float() * (largest / kept[name].float().abs().max())
+        save_file(kept | {name: scaled.to(kept[name].dtype)}, path, metadata={"format": "pt"})
+        out = tmp_path / f"{largest:g}"
+        convert_tiny(source, out, {"tp": 2})
+        result = verify_and_run(RunOptions(out, source, compute="float16"))
+        assert failed(result) == wrong
+        assert not wrong or "the embedding, embed: " in checks(result)["finite"].where
