@@ -15,8 +15,8 @@ from runtime.loading.loader import Loader, LoadOptions
 from runtime.opened import Opened
 from runtime.request import COMPUTE, Request
 
-KV = {torch.float32: "fp32", torch.float64: "fp32", torch.bfloat16: "bf16"}
-"""What a cache keeps that stores what is computed, by the planner's words; of float64 twice the bytes."""
+KV = {torch.float32: "fp32", torch.float64: "fp32", torch.bfloat16: "bf16", torch.float16: "bf16"}
+"""What a cache keeps that stores what is computed, in a word of the planner as long; of float64 twice the bytes."""
 
 
 def open_loader(request: Request, comm: Comm | None, references: set[Reference]) -> tuple[Loader, Budget]:

@@ -33,7 +33,8 @@ class Lookout:
         quiet = {rank: now - self._seen[rank][1] for rank in living}
         rank = max(living, key=lambda rank: quiet[rank], default=0)
         if living and quiet[rank] > silence:
-            waiting = [f"{sign.who} waits in {sign.where}, {sign.waits}" for sign in signs if sign.waits is not None]
+            others = [sign for other, sign in enumerate(signs) if other != rank and sign.waits is not None]
+            waiting = [f"{sign.who} waits in {sign.where}, {sign.waits}" for sign in others]
             return RuntimeFault(
                 f"rank {rank} died or was stopped: no sign of life for {quiet[rank]:.0f} s, last seen in "
                 + "; ".join([f"{signs[rank].where}", *waiting[:3]])
