@@ -69,6 +69,8 @@ class Batches:
         self._state, self._tell = state, arrived
         self._on_host = options.device.type == "cpu" and not options.ring
         self._slabs = Slabs(limit, state)
+        if options.device.type != "cpu":
+            empty_on(options.device, limit)  # its allocator keeps what it once was given
         self._waiting: deque[Batch] = deque()
         """Those that have no memory yet."""
         self._queue: deque[tuple[Batch, Stretch]] = deque()

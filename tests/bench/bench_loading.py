@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=8.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--resident", type=int, default=2, help="layers in memory at a time")
-    parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--peer", type=Path, help="an interpreter that has runai-model-streamer")
     parser.add_argument("--folder", type=Path, help="where to make the files; default: a temporary folder")
     parser.add_argument("--child", help=argparse.SUPPRESS)

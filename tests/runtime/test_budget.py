@@ -27,6 +27,9 @@ from tests.tools.sharded import CPU, convert_tiny
 
 PLANS: tuple[dict[str, int], ...] = ({}, {"tp": 2, "pp": 2}, {"tp": 4, "ep": 4}, {"dp": 2, "ep": 2})
 
+SPARE = 640 << 20
+"""Bytes by which a prediction may be too high: the largest matrix seldom meets the largest layer."""
+
 
 def ran(out: Path, *words: object) -> dict[str, Any]:
     """The command in a process of its own, whose memory nothing else has used."""
@@ -108,10 +111,10 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", PLANS, ids=str)
 def test_predicted_holds_against_measured(sizes: dict[str, int], large: Path, tmp_path: Path) -> None:
-    """Of a process that runs all ranks; the negative control is what is predicted for fewer layers in memory."""
+    """Of a process that runs all ranks; the negative control is what is predicted without the reference."""
     convert(large, tmp_path / "out", **sizes)  # type: ignore[arg-type]
     found = {n: ran(tmp_path / "out", "--resident-layers", n)["memory"] for n in (1, 3)}
     found[0] = ran(tmp_path / "out", "--reference", large, "--resident-layers", 3)["memory"]
     for memory in found.values():
-        assert memory["measured"] <= memory["predicted"]["total"] <= 1.6 * memory["measured"]
-    assert found[3]["measured"] > found[1]["predicted"]["total"]
+        assert memory["measured"] <= memory["predicted"]["total"] <= memory["measured"] + SPARE
+    assert found[0]["measured"] > found[3]["predicted"]["total"]
