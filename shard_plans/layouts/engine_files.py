@@ -64,6 +64,10 @@ def engine_files(folder: Path) -> EngineFiles | None:
     ranks = int(told) if engine == "deepseek" else files.ranks
     if ranks > 1 << 16 or files.stages > 1 << 16:
         raise ManifestError(f"{folder} has files of ranks up to {ranks} and stages up to {files.stages}; no engine has")
+    if files.ranks > ranks:
+        raise ManifestError(
+            f"{folder} has a file of rank {files.ranks - 1}, by its name of {ranks} ranks; it is no part"
+        )
     for stage in range(files.stages):
         for tp in range(ranks):
             if (stage, tp) not in files.places:

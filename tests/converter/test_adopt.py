@@ -155,6 +155,14 @@ def repack(held: dict[str, Tensor]) -> None:
     held[name] = held[name].transpose(1, 2).contiguous()
 
 
+def as_another_rank(folder: Path) -> None:
+    """A folder of DeepSeek's names instead, with a number that can't be."""
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    for rank in (0, 1, 5):
+        save_file({"a": torch.zeros(1)}, folder / f"model{rank}-mp2.safetensors")
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -164,9 +172,10 @@ def repack(held: dict[str, Tensor]) -> None:
         (lambda folder: [path.unlink() for path in folder.glob("model-rank-0-*")], "lacks the files of rank 0 of 2"),
         (lambda folder: shutil.copy(folder / PART.format(0), folder / PART.format(7)), "both hold"),
         (lambda folder: save_file({"a": torch.zeros(1)}, folder / "model0-mp2.safetensors"), "several conversions"),
+        (as_another_rank, "has a file of rank 5, by its name of 2 ranks"),
         (lambda folder: (folder / "config.json").unlink(), "name the checkpoint that it was made from"),
     ],
-    ids=["repacked", "missing", "unknown", "rank", "twice", "mixed", "config"],
+    ids=["repacked", "missing", "unknown", "rank", "twice", "mixed", "number", "config"],
 )  # fmt: skip
 def test_what_is_not_as_the_engine_holds_it_is_refused(
     spoil: Callable[[Path], object], words: str, saved: tuple[Path, Path]
