@@ -1,6 +1,7 @@
 """Time and peak memory of convert and check, against raw direct I/O of the same bytes.
 
-    python -m tests.bench.bench_convert [--gigabytes 8] [--rounds 5] [--plain] [--kimi] [--folder FOLDER]
+    python -m tests.bench.bench_convert [--gigabytes 8] [--rounds 5] [--plain] [--kimi] [--layout NAME]
+        [--folder FOLDER]
 
 All are timed in turn, in one run, from files that were dropped from the page cache, fsync included. The checkpoint is
 in the shape of DeepSeek-V3; with --kimi it is the first two layers of Kimi K3 in full size: 24 GB, in the checkpoint
@@ -20,26 +21,27 @@ import time
 from pathlib import Path
 
 from tests.bench import ways
-from tests.bench.checkpoint import make_deepseek, make_kimi
+from tests.bench.checkpoint import HIDDEN, PUBLISHED, make_deepseek, make_kimi
 
 
-def child(source: Path, out: Path, tp: int, ep: int, workers: int) -> None:
+def child(source: Path, out: Path, tp: int, ep: int, workers: int, layout: str) -> None:
     """Convert in this process and print its result and peak memory."""
     from converter.convert import convert
     from shard_plans.checkpoints.checkpoint import open_checkpoint
     from shard_plans.documents.plan import Plan, PlanSource
     from shard_plans.families.binding import bind
     from shard_plans.families.family import load_family
+    from shard_plans.layouts.registry import find_layout, lay_out_plan
     from shard_plans.placement.experts import ExpertPlacement, contiguous
     from shard_plans.placement.grid import make_grid
-    from shard_plans.placement.place import place
 
     checkpoint = open_checkpoint(source)
     binding = bind(checkpoint, load_family(checkpoint.config))
     whose = PlanSource(binding.family.name, checkpoint.fingerprint, len(checkpoint), checkpoint.total_bytes)
     stages = ((0, len(binding.model.layers)),)
     plan = Plan(whose, make_grid(tp=tp, ep=ep), stages, ExpertPlacement(contiguous(binding.model.sizes["experts"], ep)))
-    result = convert(checkpoint, binding, plan, place(binding, plan), out, workers)
+    plan = find_layout(layout).chosen(binding, plan)
+    result = convert(checkpoint, binding, plan, lay_out_plan(binding, plan), out, workers)
     print(json.dumps({"seconds": result.seconds, "peak": peak(), "written": result.bytes_written}))
 
 
@@ -62,6 +64,7 @@ def peak() -> int:
 def measured(options: argparse.Namespace, *folders: Path) -> dict[str, float]:
     """One conversion of the first folder into the second, or a check of the only one, in a process of its own."""
     sizes = ["--tp", str(options.tp), "--ep", str(options.ep), "--workers", str(options.workers)]
+    sizes += ["--layout", options.layout]
     command = [sys.executable, "-m", "tests.bench.bench_convert", *sizes, "--child", *map(str, folders)]
     done: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     return done
@@ -104,8 +107,8 @@ def report(size: int, rounds: list[dict[str, float]], options: argparse.Namespac
         return max(found[name] for found in rounds) / 2**20
 
     written = rounds[0]["convert written"]
-    print(f"{size / 1e9:.2f} GB, {written / 1e9:.2f} GB written, tp {options.tp}, ep {options.ep}, "
-          f"{options.workers} workers, medians of {len(rounds)} rounds")  # fmt: skip
+    print(f"{size / 1e9:.2f} GB, {written / 1e9:.2f} GB written, layout {options.layout}, tp {options.tp}, "
+          f"ep {options.ep}, {options.workers} workers, medians of {len(rounds)} rounds")  # fmt: skip
     for name in rounds[-1]:
         if name.endswith((" peak", " written")):
             continue
@@ -135,11 +138,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where to make the files; default: a temporary folder")
     parser.add_argument("--plain", action="store_true", help="also copy plainly, and load all and save_file at the end")
     parser.add_argument("--kimi", action="store_true", help="two layers of Kimi K3 instead")
+    parser.add_argument("--layout", default="reshard", help="as of convert; default: reshard's own")
     parser.add_argument("--child", nargs="+", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         if len(options.child) == 2:
-            child(options.child[0], options.child[1], options.tp, options.ep, options.workers)
+            child(options.child[0], options.child[1], options.tp, options.ep, options.workers, options.layout)
         else:
             child_check(options.child[0], options.workers)
         return
@@ -149,7 +153,7 @@ def main() -> None:
         if options.kimi:
             make_kimi(source)
         else:
-            make_deepseek(source, options.gigabytes)
+            make_deepseek(source, options.gigabytes, PUBLISHED if options.layout == "deepseek-mp" else HIDDEN)
         size = sum(path.stat().st_size for path in source.glob("*.safetensors"))
         rounds = []
         for number in range(options.rounds):
