@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -104,7 +104,7 @@ def run_rank(job: Job, comm: WatchedComm) -> Outcome:
         pieces = whole_pieces(ctx.model, job.texts, job.images)
         scores = batch_pass(run, pieces, ladder, job.images)
         logits = _bring_home(run, scores, tokens)
-        answered = None if job.wanted is None else answer(run, job.wanted)
+        answered = None if job.wanted is None else answer(replace(run, timeline=None), job.wanted)
         mine = {
             "measures": [asdict(measure) for measure in ladder.measures],
             "layers": [asdict(figures) for figures in ladder.figures],

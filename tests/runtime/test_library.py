@@ -20,7 +20,16 @@ from tests.tools.cli import RunCli
 from tests.tools.kimi import TINY
 from tests.tools.sharded import checks, convert_tiny, failed
 
-MORE = ("kimi_k25_int4", "qwen3_vl_moe", "deepseek_v4_fp4", "glm4_moe", "qwen3_next", "deepseek_v32", "llama4_text")
+MORE = (
+    "gpt_oss_mxfp4",
+    "kimi_k25_int4",
+    "qwen3_vl_moe",
+    "deepseek_v4_fp4",
+    "glm4_moe",
+    "qwen3_next",
+    "deepseek_v32",
+    "llama4_text",
+)
 
 
 @pytest.fixture
@@ -34,7 +43,6 @@ def output(tiny: MakeCheckpoint, tmp_path: Path) -> Path:
     [
         "mixtral",
         "deepseek_v3_fp8",
-        "gpt_oss_mxfp4",
         *(pytest.param(each, marks=pytest.mark.slow) for each in MORE),
     ],
 )
