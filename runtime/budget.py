@@ -54,7 +54,9 @@ class Budget:
     weights: int
     """Sections that are in memory at a time, as stored: exact."""
     matrices: int
-    """The largest one as it is computed with; they are read one at a time."""
+    """The largest one as it is computed with; they are read one at a time. Twice with a reference: between its layers and
+    those of the ranks, which are of other sizes, an allocator keeps what it was given back.
+    """
     kv_cache: int
     activations: int
     communication: int
@@ -91,7 +93,7 @@ def budget(
     numbers, stored = matrix, 0
     if reference is not None:
         stored = 2 * reference[0]
-        numbers = max(numbers, reference[1])
+        numbers = 2 * max(numbers, reference[1])
         held += COMPARED * _activations(model, Grid(), load) + _scores(model, Grid(), load, wide)
         held += 2 * load.tokens * model.sizes["vocab"] * load.compute
     return Budget(
