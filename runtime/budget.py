@@ -54,8 +54,8 @@ class Budget:
     weights: int
     """Sections that are in memory at a time, as stored: exact."""
     matrices: int
-    """The largest one as it is computed with; they are read one at a time. Twice with a reference: between its layers and
-    those of the ranks, which are of other sizes, an allocator keeps what it was given back.
+    """The largest one as it is computed with; they are read one at a time. Twice with a reference: its matrices are of
+    other sizes than those of the ranks, and an allocator keeps some of both.
     """
     kv_cache: int
     activations: int
