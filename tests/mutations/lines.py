@@ -175,6 +175,11 @@ def stored(*names: str) -> Callable[[Site], bool]:
     return lambda site: any(name in site.shapes for name in names)
 
 
+def in_mxfp4(site: Site) -> bool:
+    """The experts' numbers lie in bytes, group behind group."""
+    return len(site.shapes.get("experts.down", ())) == 4
+
+
 def kv_heads(site: Site) -> bool:
     """A rank has several KV heads, and several query heads for each."""
     sizes, tp = site.model.sizes, site.opened.plan.grid.tp
@@ -206,7 +211,7 @@ LINES = (
          bias_of_every_part),
     line("router in bf16", "ffn", experts_here, moe, "route", router_in_bf16),
     line("scales divide", "attn", stored("attn.o.scale"), weights, "dequantise", scales_divide),
-    line("zero of MXFP4's exponents one off", "ffn", stored("experts.down.scale"), mxfp4, "_powers", doubled),
+    line("zero of MXFP4's exponents one off", "ffn", in_mxfp4, mxfp4, "_powers", doubled),
     line("state lost between chunks", "attn", linear_attention, block, "chunked", forgets),
     line("nothing is forgotten", "attn", linear_attention, block, "forget", no_decay),
 )  # fmt: skip
