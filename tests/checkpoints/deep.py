@@ -30,7 +30,10 @@ DEEP: dict[str, Variant] = {
     "deepseek_v3_deep": deep(VARIANTS["deepseek_v3_fp8"]),
     "deepseek_v32_deep": deep(ARCHITECTURES["deepseek_v32"]),
     "gpt_oss_deep": deep(
-        ARCHITECTURES["gpt_oss_mxfp4"], layer_types=3 * ["sliding_attention", "full_attention"], num_key_value_heads=4
+        ARCHITECTURES["gpt_oss_mxfp4"],
+        layer_types=3 * ["sliding_attention", "full_attention"],
+        num_key_value_heads=4,
+        intermediate_size=128,
     ),
     "qwen3_next_deep": deep(
         ARCHITECTURES["qwen3_next"], **HYBRID, linear_num_key_heads=4, linear_num_value_heads=8, num_key_value_heads=4

@@ -20,7 +20,7 @@ PLANS: Mapping[str, tuple[Mapping[str, int], ...]] = {
     "glm4_moe_deep": MOE,
     "deepseek_v3_deep": MOE,
     "deepseek_v32_deep": MOE,
-    "gpt_oss_deep": NO_ETP,
+    "gpt_oss_deep": MOE,
     "qwen3_next_deep": MOE,
     "kimi_linear_deep": MOE,
     "kimi_k25_deep": NO_ETP,
