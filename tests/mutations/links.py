@@ -81,7 +81,8 @@ def other_experts(site: Site) -> None:
 
 def without_last(site: Site) -> None:
     """The model ends a layer early."""
-    believe(site, lambda o: replace(o, model=replace(o.model, layers=o.model.layers[:-1])))
+    kept = tuple(layer for layer in site.model.layers if layer is not site.layer)
+    believe(site, lambda opened: replace(opened, model=replace(opened.model, layers=kept)))
 
 
 def left_out(site: Site) -> None:
