@@ -84,6 +84,7 @@ ENGINES: dict[str, Variant] = {
     "llama4_even": Variant(
         "llama4", "Llama4", LLAMA4 | {"moe_layers": [1], "interleave_moe_layer_step": 2}, classes=LLAMA4_CLASSES
     ),
+    "gpt_oss_wide": Variant("gpt_oss", "GptOss", GPT_OSS | {"intermediate_size": 128}),  # 32 a rank at tp 4
 }
 """As serving engines read their configs."""
 

@@ -20,7 +20,7 @@ pytestmark = NEEDED
 LAYOUT = "vllm@0.33"
 DENSE = ("llama", "qwen2", "qwen3")
 EXPERTS = (
-    "mixtral", "qwen3_moe", "qwen3_next", "glm4_moe", "ernie4_5_moe", "minimax_m2", "llama4_even", "gpt_oss",
+    "mixtral", "qwen3_moe", "qwen3_next", "glm4_moe", "ernie4_5_moe", "minimax_m2", "llama4_even", "gpt_oss_wide",
     "deepseek_v2", "deepseek_v3",
 )  # fmt: skip
 SIZES: tuple[dict[str, int], ...] = (
