@@ -18,6 +18,9 @@ SMALLEST_BLOCK = 32
 NATIVE_VOCABULARY = "pad 64"
 """How shards pad it where the family's table doesn't say."""
 
+TURNED = ("llama4", "llama4_text")
+"""Families whose class reads whole query and key weights, to lay their rotary pairs apart."""
+
 
 def engine_reasons(binding: Binding, grid: Grid) -> list[str]:
     """Why vLLM can't run this model on the grid, as sentences; empty where it can."""
@@ -96,6 +99,10 @@ def plugin_reasons(binding: Binding, plan: Plan) -> list[str]:
     rows, engine = (padded(vocabulary, rule, tp) // tp for rule in (native, VOCABULARY))
     if tp > 1 and rows != engine and not padded(vocabulary, VOCABULARY, tp) % tp:
         found.append(f"each rank has {rows} rows of the vocabulary, the engine gives it {engine}; choose another tp")
+    if tp > 1 and binding.family.name in TURNED:
+        found.append(
+            "vLLM's class turns query and key weights before it cuts them, and a rank has a part; use a layout"
+        )
     if plan.weights:
         told = ", ".join(f"{group} as {name}" for group, name in plan.weights.items())
         found.append(f"vLLM reads weights as the checkpoint stores them; the plan stores {told}")

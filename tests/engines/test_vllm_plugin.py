@@ -21,7 +21,8 @@ pytestmark = NEEDED
 CELLS: list[tuple[str, str | None, dict[str, int]]] = [
     ("qwen2", None, {"tp": 2, "pp": 2}), ("mixtral", None, {"tp": 2}), ("qwen3_moe", "int4", {"tp": 2}),
     ("deepseek_v3", "fp8", {"tp": 2}), ("deepseek_v3", "int4", {"tp": 2, "ep": 2}),
-    ("qwen3_moe", "fp8", {"dp": 2, "ep": 2}),
+    ("qwen3_moe", "fp8", {"dp": 2, "ep": 2}), ("minimax_m2", None, {"tp": 2}), ("qwen3_next", None, {"tp": 2}),
+    ("glm4_moe", None, {"tp": 2}), ("ernie4_5_moe", None, {"tp": 2}),
 ]  # fmt: skip
 """Family, storage format, sizes. INT4 and replicas that share experts are what vLLM's own folders can't hold."""
 
