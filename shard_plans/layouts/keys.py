@@ -39,6 +39,8 @@ class KeyMap:
     """In the order in which they are tried."""
     reads: Mapping[str, str] = field(default_factory=dict)
     """Kind of layer -> how the class reads from config.json whether a layer is of it."""
+    everywhere: tuple[str, ...] = ()
+    """Roles outside the layers that every pipeline stage has."""
 
     def assign(self, roles: Iterable[str]) -> Iterator[Key]:
         """The keys that these roles fill. Raises PlanError for a role that none takes."""
@@ -89,7 +91,8 @@ def key_map(engine: str, release: str, family: str) -> KeyMap:
         raise PlanError(f"layout {engine}@{release} can't hold a {family} model: {reason}")
     scales, keys = _section(document, name)
     reads = document[name].get("reads", {})
-    return KeyMap(scales, tuple(_key(key, text) for key, text in keys.items()), reads)
+    everywhere = tuple(document[name].get("everywhere", "").split())
+    return KeyMap(scales, tuple(_key(key, text) for key, text in keys.items()), reads, everywhere)
 
 
 def _section(document: Mapping[str, Any], name: str) -> tuple[str, dict[str, str]]:

@@ -124,7 +124,7 @@ class VllmShardedState(Layout):
         cutter = Cutter(binding.model, uneven, strict_blocks=True, blocks=blocks)
         files = {}
         for stage in range(plan.grid.pp):
-            parameters = self._stage(binding, plan, stage)
+            parameters = self._stage(binding, plan, stage, keys.everywhere)
             for tp in range(plan.grid.tp):
                 tensors = [tensor for group in parameters for tensor in self._layer(group, keys, cutter, plan, tp)]
                 place = {"stage": stage, "tp": tp}
@@ -138,10 +138,13 @@ class VllmShardedState(Layout):
         return f"model-{rank}-part-0.safetensors"
 
     @staticmethod
-    def _stage(binding: Binding, plan: Plan, stage: int) -> list[list[Parameter]]:
+    def _stage(binding: Binding, plan: Plan, stage: int, everywhere: tuple[str, ...]) -> list[list[Parameter]]:
         """What lies on a stage, by layer; a tied embedding is the head alone where both would lie together."""
         groups: dict[int, list[Parameter]] = {}
-        for parameter in stage_parameters(binding, plan, stage):
+        parameters = stage_parameters(binding, plan, stage)
+        roles = {p.role for p in parameters}
+        parameters += [p for p in binding.parameters if p.role in everywhere and p.role not in roles]
+        for parameter in parameters:
             if parameter.role == "embed" and binding.model.tied and plan.grid.pp == 1:
                 parameter = replace(parameter, role="head")
             groups.setdefault(-1 if parameter.layer is None else parameter.layer, []).append(parameter)
