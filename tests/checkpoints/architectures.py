@@ -84,9 +84,9 @@ ENGINES: dict[str, Variant] = {
     "llama4_even": Variant(
         "llama4", "Llama4", LLAMA4 | {"moe_layers": [1], "interleave_moe_layer_step": 2}, classes=LLAMA4_CLASSES
     ),
-    "gpt_oss_wide": Variant("gpt_oss", "GptOss", GPT_OSS | {"intermediate_size": 128}),  # 32 a rank at tp 4
+    "gpt_oss_wide": Variant("gpt_oss", "GptOss", GPT_OSS | {"intermediate_size": 128, "num_key_value_heads": 4}),
 }
-"""As serving engines read their configs."""
+"""As serving engines read their configs; of gpt_oss 32 columns a rank and a KV head at tp 4, which vLLM needs."""
 
 ARCHITECTURES: dict[str, Variant] = {
     "glm4_moe": Variant(
