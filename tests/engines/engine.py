@@ -1,4 +1,4 @@
-"""Ranks of vLLM on this CPU: a process each, run with an interpreter that has the engine."""
+"""Ranks of vLLM on this CPU: a process each, forked from one whose interpreter has the engine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +33,17 @@ def compared(
     pairs = [list(map(str, pair)) for pair in folders]
     job = {"folders": pairs, "load_format": load_format, "port": port, "tp": tp, "pp": pp, "dp": dp}
     job |= {"ep": sizes.get("ep", 1) > 1} | more
+    engine = _start()
+    assert engine.stdin and engine.stdout
+    print(json.dumps([job | {"rank": rank} for rank in range(tp * pp * dp)]), file=engine.stdin, flush=True)
+    answer = json.loads(engine.stdout.readline() or '{"failed": "the engine\'s process has ended"}')
+    assert "failed" not in answer, answer["failed"]
+    ranks: list[list[dict[str, Any]]] = answer["ranks"]
+    return ranks
+
+
+@cache
+def _start() -> subprocess.Popen[str]:
+    """The process that has imported the engine, which takes long, once for all tests; it ends with ours."""
     script = Path(__file__).with_name("vllm_compare.py")
-    ranks = [
-        subprocess.Popen(
-            [PYTHON, script, json.dumps(job | {"rank": rank})],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(tp * pp * dp)
-    ]  # fmt: skip
-    answers = [process.communicate(timeout=900) for process in ranks]
-    for process, (_, errors) in zip(ranks, answers, strict=True):
-        assert process.returncode == 0, errors[-2000:]
-    return [json.loads(printed.splitlines()[-1]) for printed, _ in answers]
+    return subprocess.Popen([PYTHON, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -1,15 +1,18 @@
-"""One rank of vLLM on a CPU: what a loader of it makes of a folder, compared with its ordinary loading.
+"""Ranks of vLLM on a CPU: what a loader of it makes of a folder, compared with its ordinary loading.
 
-`python vllm_compare.py JOB` prints one JSON list: for each pair of folders how many entries state_dict() has, which
-differ in a bit, and what the loader said. JOB is the JSON of a `Job`. Run by engine.py with an interpreter that has
-vLLM, which finds the plugin by its entry point; nothing else of reshard is imported.
+Each line of the standard input is one JSON list of `Job`s, one for each rank; the line that answers it has, for each
+rank and each pair of folders, how many entries state_dict() has, which differ in a bit, and what the loader said. Run
+by engine.py with an interpreter that has vLLM, which finds the plugin by its entry point; nothing else of reshard is
+imported.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
+import traceback
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +20,9 @@ os.environ.update(VLLM_LOGGING_LEVEL="ERROR", HF_HUB_OFFLINE="1", VLLM_TARGET_DE
 
 import torch
 from torch import Tensor
+
+PATIENCE = 1800
+"""Seconds after which ranks that say nothing have failed."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +151,32 @@ def compare(job: Job, source: str, out: str) -> dict[str, Any]:
     return {"entries": len(first), "unequal": unequal, "others": sorted(second.keys() - first.keys())}
 
 
+def work(job: Job) -> list[dict[str, Any]]:
+    """One rank's part, in a process of its own."""
+    return [save(job, *pair) if job.load_format == "save" else compare(job, *pair) for pair in job.folders]
+
+
+def serve() -> None:
+    """Answer each line of the standard input; what the engine prints goes elsewhere."""
+    from vllm.model_executor.model_loader import get_model_loader  # noqa: F401  long to import: once, before the forks
+    from vllm.model_executor.models import deepseek_v2  # noqa: F401
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        answer: dict[str, Any]
+        jobs = [Job(**fields) for fields in json.loads(line)]
+        with multiprocessing.get_context("fork").Pool(len(jobs), maxtasksperchild=1) as ranks:
+            try:
+                answer = {"ranks": ranks.map_async(work, jobs, chunksize=1).get(PATIENCE)}
+            except Exception:
+                answer = {"failed": traceback.format_exc()}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
 if __name__ == "__main__":
-    given = Job(**json.loads(sys.argv[1]))
     on_cpu()
     without_kernels()
-    do = save if given.load_format == "save" else compare
-    print(json.dumps([do(given, *pair) for pair in given.folders]))
+    serve()
