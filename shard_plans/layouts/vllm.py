@@ -22,7 +22,7 @@ from shard_plans.families.parameter import Parameter
 from shard_plans.layouts.forms import FIRST, in_form
 from shard_plans.layouts.keys import KeyMap, key_map, release_of
 from shard_plans.layouts.layout import Layout
-from shard_plans.layouts.vllm_rules import VOCABULARY, expert_block
+from shard_plans.layouts.vllm_rules import VOCABULARY, expert_block, size_reasons
 from shard_plans.placement.cuts import Cutter
 from shard_plans.placement.experts import contiguous
 from shard_plans.placement.layout import Held, file_order, stack
@@ -81,9 +81,8 @@ class VllmShardedState(Layout):
                 "its layout depends on the kernels that the engine chooses; "
                 "convert without --layout, for --load-format reshard",
             )
-        rows = (model.sizes["vocab"] + 63) // 64 * 64
-        if rows % grid.tp:
-            raise GridError(f"tp {grid.tp} doesn't divide the vocabulary, which the engine pads to {rows} rows")
+        for reason in size_reasons(binding, grid.tp):
+            raise GridError(reason)
         latent = any(p.role == "attn.kv_b" for p in binding.parameters)
         bias = any(p.role == "moe.router_bias" for p in binding.parameters)
         if latent and bias and model.text.get("topk_method") != "noaux_tc":
@@ -141,12 +140,15 @@ class VllmShardedState(Layout):
     def _stage(binding: Binding, plan: Plan, stage: int, everywhere: tuple[str, ...]) -> list[list[Parameter]]:
         """What lies on a stage, by layer; a tied embedding is the head alone where both would lie together."""
         groups: dict[int, list[Parameter]] = {}
-        parameters = stage_parameters(binding, plan, stage)
+        alias = binding.model.tied and (plan.grid.pp == 1 or "head" in everywhere)
+
+        def kept(parameter: Parameter) -> Parameter:
+            return replace(parameter, role="head") if alias and parameter.role == "embed" else parameter
+
+        parameters = [kept(p) for p in stage_parameters(binding, plan, stage)]
         roles = {p.role for p in parameters}
-        parameters += [p for p in binding.parameters if p.role in everywhere and p.role not in roles]
+        parameters += [kept(p) for p in binding.parameters if p.role in everywhere and kept(p).role not in roles]
         for parameter in parameters:
-            if parameter.role == "embed" and binding.model.tied and plan.grid.pp == 1:
-                parameter = replace(parameter, role="head")
             groups.setdefault(-1 if parameter.layer is None else parameter.layer, []).append(parameter)
         return list(groups.values())
 

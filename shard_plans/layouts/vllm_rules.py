@@ -25,12 +25,16 @@ TURNED = ("llama4", "llama4_text")
 def engine_reasons(binding: Binding, grid: Grid) -> list[str]:
     """Why vLLM can't run this model on the grid, as sentences; empty where it can."""
     found = grid_reasons(grid) if "experts" in binding.model.sizes else []
-    return [*found, *_vocabulary_reasons(binding, grid.tp)]
+    return [*found, *size_reasons(binding, grid.tp)]
 
 
-def _vocabulary_reasons(binding: Binding, tp: int) -> list[str]:
-    rows = padded(binding.model.sizes["vocab"], VOCABULARY, tp)
-    return [f"tp {tp} doesn't divide the vocabulary, which the engine pads to {rows} rows"] if rows % tp else []
+def size_reasons(binding: Binding, tp: int) -> list[str]:
+    """Why vLLM can't cut this model into `tp` parts: it repeats neither rows of a vocabulary nor linear key heads."""
+    rows, heads = padded(binding.model.sizes["vocab"], VOCABULARY, tp), binding.model.sizes.get("key_heads", tp)
+    found = [f"tp {tp} doesn't divide the vocabulary, which the engine pads to {rows} rows"] if rows % tp else []
+    if heads % tp:
+        found.append(f"tp {tp} doesn't divide the {heads} key heads of linear attention, which the engine only cuts")
+    return found
 
 
 def grid_reasons(grid: Grid) -> list[str]:
@@ -94,7 +98,7 @@ def expert_block(binding: Binding, grid: Grid) -> tuple[int, int] | None:
 def plugin_reasons(binding: Binding, plan: Plan) -> list[str]:
     """Why `--load-format reshard` can't load native shards of the plan."""
     vocabulary, tp = binding.model.sizes["vocab"], plan.grid.tp
-    found = [*expert_reasons(plan), *_vocabulary_reasons(binding, tp)]
+    found = [*expert_reasons(plan), *size_reasons(binding, tp)]
     native = binding.family.uneven.get("vocab", NATIVE_VOCABULARY)
     rows, engine = (padded(vocabulary, rule, tp) // tp for rule in (native, VOCABULARY))
     if tp > 1 and rows != engine and not padded(vocabulary, VOCABULARY, tp) % tp:

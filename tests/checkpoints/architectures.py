@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.checkpoints.variants import BASE, DEEPSEEK_V3, GQA, HIDDEN, LLAMA3, ROPE, YARN, Config, Variant
+from tests.checkpoints.variants import BASE, DEEPSEEK_V3, GQA, HIDDEN, LLAMA3, QWEN3_MOE, ROPE, YARN, Config, Variant
 
 MLA: Config = {key: value for key, value in DEEPSEEK_V3.items() if key != "num_nextn_predict_layers"}
 NO_GROUPS: Config = {"n_group": 1, "topk_group": 1}
@@ -73,6 +73,10 @@ DEEPSEEKS: dict[str, Variant] = {
     "deepseek_v32_wide": Variant("deepseek_v32", "DeepseekV32", WIDE | INDEXER),
 }
 
+QWEN3_NEXT: Config = GQA | MOE | part(0.25) | {
+    "shared_expert_intermediate_size": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "layer_types": LINEAR,
+}  # fmt: skip
 LLAMA4: Config = GQA | {
     "intermediate_size": 48, "intermediate_size_mlp": 96, "num_local_experts": 8, "num_experts_per_tok": 1,
     "moe_layers": [1, 2], "no_rope_layers": [1, 1, 0], "attention_chunk_size": 16, "use_qk_norm": True,
@@ -85,8 +89,13 @@ ENGINES: dict[str, Variant] = {
         "llama4", "Llama4", LLAMA4 | {"moe_layers": [1], "interleave_moe_layer_step": 2}, classes=LLAMA4_CLASSES
     ),
     "gpt_oss_wide": Variant("gpt_oss", "GptOss", GPT_OSS | {"intermediate_size": 128, "num_key_value_heads": 4}),
+    "qwen3_next_wide": Variant(
+        "qwen3_next", "Qwen3Next", QWEN3_NEXT | {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
+    ),
+    "qwen3_moe_tied": Variant("qwen3_moe", "Qwen3Moe", QWEN3_MOE | {"tie_word_embeddings": True}),
 }
-"""As serving engines read their configs; of gpt_oss 32 columns a rank and a KV head at tp 4, which vLLM needs."""
+"""As serving engines read their configs; of gpt_oss 32 columns a rank and a KV head at tp 4, which vLLM needs, and of
+qwen3_next a key head."""
 
 ARCHITECTURES: dict[str, Variant] = {
     "glm4_moe": Variant(
@@ -142,17 +151,7 @@ ARCHITECTURES: dict[str, Variant] = {
             "moe_layer_start_index": 1, "moe_layer_end_index": 2,
         },
     ),
-    "qwen3_next": Variant(
-        "qwen3_next",
-        "Qwen3Next",
-        GQA
-        | MOE
-        | part(0.25)
-        | {
-            "shared_expert_intermediate_size": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-            "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "layer_types": LINEAR,
-        },
-    ),
+    "qwen3_next": Variant("qwen3_next", "Qwen3Next", QWEN3_NEXT),
     "kimi_linear": Variant(
         "kimi_linear",
         "KimiLinear",

@@ -20,8 +20,8 @@ pytestmark = NEEDED
 LAYOUT = "vllm@0.33"
 DENSE = ("llama", "qwen2", "qwen3")
 EXPERTS = (
-    "mixtral", "qwen3_moe", "qwen3_next", "glm4_moe", "ernie4_5_moe", "minimax_m2", "llama4_even", "gpt_oss_wide",
-    "deepseek_v2", "deepseek_v3",
+    "mixtral", "qwen3_moe", "qwen3_moe_tied", "qwen3_next_wide", "glm4_moe", "ernie4_5_moe", "minimax_m2",
+    "llama4_even", "gpt_oss_wide", "deepseek_v2", "deepseek_v3",
 )  # fmt: skip
 SIZES: tuple[dict[str, int], ...] = (
     {}, {"tp": 2}, {"tp": 4}, {"tp": 2, "ep": 2}, {"tp": 4, "ep": 4}, {"pp": 2}, {"tp": 2, "ep": 2, "pp": 2},
