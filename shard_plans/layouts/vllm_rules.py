@@ -19,7 +19,9 @@ NATIVE_VOCABULARY = "pad 64"
 """How shards pad it where the family's table doesn't say."""
 
 TURNED = ("llama4", "llama4_text")
-"""Families whose class reads whole query and key weights, to lay their rotary pairs apart."""
+"""Families whose class reads whole query, key and expert weights, and cuts what it has made of them."""
+EVERYWHERE = ("gpt_oss", "mixtral", "qwen3_moe", "qwen3_next")
+"""Families whose class has embedding, last norm or head on every pipeline stage."""
 
 
 def engine_reasons(binding: Binding, grid: Grid) -> list[str]:
@@ -103,9 +105,15 @@ def plugin_reasons(binding: Binding, plan: Plan) -> list[str]:
     rows, engine = (padded(vocabulary, rule, tp) // tp for rule in (native, VOCABULARY))
     if tp > 1 and rows != engine and not padded(vocabulary, VOCABULARY, tp) % tp:
         found.append(f"each rank has {rows} rows of the vocabulary, the engine gives it {engine}; choose another tp")
-    if tp > 1 and binding.family.name in TURNED:
+    if max(tp, plan.grid.ep, plan.grid.etp) > 1 and binding.family.name in TURNED:
         found.append(
-            "vLLM's class turns query and key weights before it cuts them, and a rank has a part; use a layout"
+            "vLLM's class turns whole query, key and expert weights before it cuts them, and a rank has a part; "
+            "use a layout"
+        )
+    if plan.grid.pp > 1 and binding.family.name in EVERYWHERE:
+        found.append(
+            "vLLM's class has embedding, norm or head on every stage, and shards hold them where they run; use a "
+            "layout, or pp 1"
         )
     if plan.weights:
         told = ", ".join(f"{group} as {name}" for group, name in plan.weights.items())

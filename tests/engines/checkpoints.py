@@ -15,6 +15,12 @@ from tests.checkpoints import fp8, quantized
 from tests.checkpoints.store import write_checkpoint
 from tests.checkpoints.variants import DEEPSEEK_FP8, QWEN_FP8, VARIANTS
 
+DENSE = ("llama", "qwen2", "qwen3")
+EXPERTS = (
+    "mixtral", "qwen3_moe", "qwen3_moe_tied", "qwen3_next_wide", "glm4_moe", "ernie4_5_moe", "minimax_m2",
+    "llama4_even", "gpt_oss_wide", "deepseek_v2", "deepseek_v3",
+)  # fmt: skip
+"""What the engine is compared on; one with experts must come first (vllm_compare.py)."""
 BLOCK = 128
 """Rows and columns of an FP8 block; the engine has no kernel for others."""
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256}

@@ -12,20 +12,17 @@ from safetensors.torch import load_file, save_file
 
 from converter.verbs import convert
 from tests.conftest import MakeCheckpoint
-from tests.engines.checkpoints import as_published, make_wide
+from tests.engines.checkpoints import DENSE, EXPERTS, as_published, make_wide
 from tests.engines.engine import NEEDED, compared
 from tests.tools.plans import plan_id
 
 pytestmark = NEEDED
 LAYOUT = "vllm@0.33"
-DENSE = ("llama", "qwen2", "qwen3")
-EXPERTS = (
-    "mixtral", "qwen3_moe", "qwen3_moe_tied", "qwen3_next_wide", "glm4_moe", "ernie4_5_moe", "minimax_m2",
-    "llama4_even", "gpt_oss_wide", "deepseek_v2", "deepseek_v3",
-)  # fmt: skip
-SIZES: tuple[dict[str, int], ...] = (
-    {}, {"tp": 2}, {"tp": 4}, {"tp": 2, "ep": 2}, {"tp": 4, "ep": 4}, {"pp": 2}, {"tp": 2, "ep": 2, "pp": 2},
-)  # fmt: skip
+SIZES: list[dict[str, int]] = [
+    stages | ranks
+    for stages in ({}, {"pp": 2})
+    for ranks in ({}, {"tp": 2}, {"tp": 4}, {"tp": 2, "ep": 2}, {"tp": 4, "ep": 4})
+]
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=plan_id)
@@ -43,7 +40,7 @@ def test_every_parameter_is_what_the_engine_loads_by_itself(
             assert (name, found["unequal"], found["others"]) == (name, [], [])
 
 
-@pytest.mark.parametrize("sizes", [{}, {"tp": 2}, {"tp": 2, "ep": 2}], ids=plan_id)
+@pytest.mark.parametrize("sizes", [{}, {"tp": 2}, {"tp": 2, "ep": 2}, {"tp": 2, "pp": 2}], ids=plan_id)
 def test_fp8_blocks_are_what_the_engine_loads_by_itself(sizes: dict[str, int], tmp_path: Path) -> None:
     """Experts 384 and 128 wide are cut inside blocks by two ranks: the engine refines their scales to blocks of 64."""
     models = [("qwen3_moe", width) for width in (256, 384, 128)] + [("deepseek_v3", 256)]
