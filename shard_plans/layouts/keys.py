@@ -41,6 +41,8 @@ class KeyMap:
     """Kind of layer -> how the class reads from config.json whether a layer is of it."""
     everywhere: tuple[str, ...] = ()
     """Roles outside the layers that every pipeline stage has."""
+    text: str = ""
+    """Where the text model lies in the class, with a dot behind; empty: it is the class."""
 
     def assign(self, roles: Iterable[str]) -> Iterator[Key]:
         """The keys that these roles fill. Raises PlanError for a role that none takes."""
@@ -68,12 +70,14 @@ class Release:
     """Whether the files of pipeline stages have names of their own."""
     refines: bool
     """Whether it refines FP8 scales of experts that are cut inside a block."""
+    routers: tuple[str, ...]
+    """Families whose class quantises its router unless config.json lists its full name."""
 
 
 def release_of(engine: str, release: str) -> Release:
     """What is known of a release."""
     document = _document(engine, release)
-    return Release(bool(document["stages"]), bool(document["refines"]))
+    return Release(bool(document["stages"]), bool(document["refines"]), tuple(document["routers"]))
 
 
 def releases(engine: str) -> list[str]:
@@ -92,7 +96,8 @@ def key_map(engine: str, release: str, family: str) -> KeyMap:
     scales, keys = _section(document, name)
     reads = document[name].get("reads", {})
     everywhere = tuple(document[name].get("everywhere", "").split())
-    return KeyMap(scales, tuple(_key(key, text) for key, text in keys.items()), reads, everywhere)
+    within = document[name].get("text", "")
+    return KeyMap(scales, tuple(_key(key, text) for key, text in keys.items()), reads, everywhere, within)
 
 
 def _section(document: Mapping[str, Any], name: str) -> tuple[str, dict[str, str]]:

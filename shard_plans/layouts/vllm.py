@@ -22,11 +22,11 @@ from shard_plans.families.parameter import Parameter
 from shard_plans.layouts.forms import FIRST, in_form
 from shard_plans.layouts.keys import KeyMap, key_map, release_of
 from shard_plans.layouts.layout import Layout
-from shard_plans.layouts.vllm_rules import VOCABULARY, expert_block, size_reasons
+from shard_plans.layouts.vllm_rules import VOCABULARY, expert_block, quantised_router, size_reasons
 from shard_plans.placement.cuts import Cutter
 from shard_plans.placement.experts import contiguous
 from shard_plans.placement.layout import Held, file_order, stack
-from shard_plans.placement.place import check_divides, constants, skipped, stage_parameters
+from shard_plans.placement.place import check_divides, constants, left_out, skipped, stage_parameters
 from shard_plans.placement.shards import Placement, ShardFile, ShardTensor
 
 ATTENTION = {"attn.k", "attn.kv_a"}
@@ -35,6 +35,8 @@ ATTENTION_SCALES = ("_k_scale", "_v_scale", "_q_scale", "_prob_scale")
 """Of every attention layer; 1 where the checkpoint has none."""
 PLACEHOLDERS = ("q_scale", "k_scale", "v_scale", "prob_scale")
 """Of plain attention in FP8 checkpoints, in the model's type; -1 says that there is none."""
+
+TOWER_LEFT_OUT = "vision tower left out: the engine runs the text alone with --language-model-only"
 
 
 class VllmShardedState(Layout):
@@ -90,8 +92,12 @@ class VllmShardedState(Layout):
                 f"a router's bias where config.json has topk_method {model.text.get('topk_method')!r}",
                 "the engine drops it then, and routes otherwise; set topk_method to noaux_tc",
             )
-        if formats and any(p.role == "moe.router" and p.format is None for p in binding.parameters):
-            self._confirm_router(binding)
+        router = quantised_router(binding) if model.family in release_of("vllm", self.release).routers else None
+        if formats and router is not None:
+            raise self.cannot(
+                f"{router} as it is stored, in bf16 in an FP8 checkpoint: the engine takes it for quantised",
+                "list that full name in quantization_config.modules_to_not_convert",
+            )
 
     def _confirm_kind(self, model: Model, kind: str, condition: str) -> None:
         """The engine must take the same layers to be of a kind as the family table does."""
@@ -103,16 +109,6 @@ class VllmShardedState(Layout):
                     f"the engine goes by `{condition}` alone, which says otherwise; let config.json agree with it",
                 )
 
-    def _confirm_router(self, binding: Binding) -> None:
-        """The engine quantises a router unless its class never does, or the config says not to."""
-        section = binding.model.text.get("quantization_config") or {}
-        if "attn.kv_b" in {p.role for p in binding.parameters} or section.get("modules_to_not_convert"):
-            return
-        raise self.cannot(
-            "a plain router in an FP8 checkpoint whose config doesn't say so",
-            "name it in quantization_config.modules_to_not_convert",
-        )
-
     def place(self, binding: Binding, plan: Plan) -> Placement:
         """One file a (stage, tp)."""
         self.refuse(binding, plan)
@@ -122,14 +118,16 @@ class VllmShardedState(Layout):
         uneven, blocks = {**binding.family.uneven, "vocab": VOCABULARY}, {"experts": block} if block else None
         cutter = Cutter(binding.model, uneven, strict_blocks=True, blocks=blocks)
         files = {}
+        tower = [p for p in binding.parameters if p.stage == "vision"] if keys.text else []
         for stage in range(plan.grid.pp):
-            parameters = self._stage(binding, plan, stage, keys.everywhere)
+            parameters = self._stage(binding, plan, stage, keys)
             for tp in range(plan.grid.tp):
                 tensors = [tensor for group in parameters for tensor in self._layer(group, keys, cutter, plan, tp)]
                 place = {"stage": stage, "tp": tp}
                 files[stage, tp] = ShardFile(self._file(plan, stage, tp), place, file_order(tensors))
         ranks = tuple((at, (files[at.stage, at.tp].name,)) for at in plan.grid.coordinates())
-        return Placement(tuple(files.values()), ranks, skipped(binding, plan), constants(binding, plan))
+        out = (*skipped(binding, plan), *left_out(tower, TOWER_LEFT_OUT))
+        return Placement(tuple(files.values()), ranks, out, constants(binding, plan))
 
     @staticmethod
     def _file(plan: Plan, stage: int, tp: int) -> str:
@@ -137,17 +135,18 @@ class VllmShardedState(Layout):
         return f"model-{rank}-part-0.safetensors"
 
     @staticmethod
-    def _stage(binding: Binding, plan: Plan, stage: int, everywhere: tuple[str, ...]) -> list[list[Parameter]]:
+    def _stage(binding: Binding, plan: Plan, stage: int, keys: KeyMap) -> list[list[Parameter]]:
         """What lies on a stage, by layer; a tied embedding is the head alone where both would lie together."""
         groups: dict[int, list[Parameter]] = {}
-        alias = binding.model.tied and (plan.grid.pp == 1 or "head" in everywhere)
+        alias = binding.model.tied and (plan.grid.pp == 1 or "head" in keys.everywhere)
 
         def kept(parameter: Parameter) -> Parameter:
             return replace(parameter, role="head") if alias and parameter.role == "embed" else parameter
 
-        parameters = [kept(p) for p in stage_parameters(binding, plan, stage)]
+        laid = (p for p in stage_parameters(binding, plan, stage) if p.stage != "vision" or not keys.text)
+        parameters = [kept(p) for p in laid]
         roles = {p.role for p in parameters}
-        parameters += [kept(p) for p in binding.parameters if p.role in everywhere and kept(p).role not in roles]
+        parameters += [kept(p) for p in binding.parameters if p.role in keys.everywhere and kept(p).role not in roles]
         for parameter in parameters:
             groups.setdefault(-1 if parameter.layer is None else parameter.layer, []).append(parameter)
         return list(groups.values())
@@ -159,7 +158,7 @@ class VllmShardedState(Layout):
         grid = plan.grid
         shares = {"tp": Share(tp, grid.tp), "etp": Share(tp if grid.etp > 1 else 0, grid.etp)}
         by_role = {p.role: p for p in group}
-        prefix = "" if group[0].layer is None else f"model.layers.{group[0].layer}."
+        prefix = keys.text if group[0].layer is None else f"{keys.text}model.layers.{group[0].layer}."
         try:
             assigned = list(keys.assign(by_role))
         except PlanError as error:
@@ -203,7 +202,7 @@ class VllmShardedState(Layout):
 
     def pads(self, name: str) -> bool:
         """Embedding and head."""
-        return name in ("model.embed_tokens.weight", "model.embedding.weight", "lm_head.weight")
+        return name.endswith(("model.embed_tokens.weight", "model.embedding.weight", "lm_head.weight"))
 
     def beside(self, carried: Sequence[str]) -> Sequence[str]:
         """Configuration, tokenizer and chat template; no index, which would name other files."""

@@ -18,6 +18,8 @@ SMALLEST_BLOCK = 32
 NATIVE_VOCABULARY = "pad 64"
 """How shards pad it where the family's table doesn't say."""
 
+WHOLE_HEADS = ("gpt_oss",)
+"""Families whose class gives each rank whole KV heads, and so none at tp above their number."""
 TURNED = ("llama4", "llama4_text")
 """Families whose class reads whole query, key and expert weights, and cuts what it has made of them."""
 EVERYWHERE = ("gpt_oss", "mixtral", "qwen3_moe", "qwen3_next")
@@ -30,12 +32,30 @@ def engine_reasons(binding: Binding, grid: Grid) -> list[str]:
     return [*found, *size_reasons(binding, grid.tp)]
 
 
+def quantised_router(binding: Binding) -> str | None:
+    """The first plain router whose full name config.json doesn't list as such, if there is one.
+
+    Source: `is_layer_skipped` in quantization/utils/quant_utils.py, which wants equal names for FP8.
+    """
+    section = binding.model.text.get("quantization_config") or {}
+    listed = section.get("ignored_layers") or section.get("modules_to_not_convert") or []
+    routers = (p for p in binding.parameters if p.role == "moe.router" and p.format is None)
+    names = (p.parts[0].pattern.removesuffix(".weight") for p in routers)
+    return next((name for name in names if not isinstance(listed, list) or name not in listed), None)
+
+
 def size_reasons(binding: Binding, tp: int) -> list[str]:
     """Why vLLM can't cut this model into `tp` parts: it repeats neither rows of a vocabulary nor linear key heads."""
     rows, heads = padded(binding.model.sizes["vocab"], VOCABULARY, tp), binding.model.sizes.get("key_heads", tp)
     found = [f"tp {tp} doesn't divide the vocabulary, which the engine pads to {rows} rows"] if rows % tp else []
     if heads % tp:
         found.append(f"tp {tp} doesn't divide the {heads} key heads of linear attention, which the engine only cuts")
+    kv_heads = binding.model.sizes.get("kv_heads", tp)
+    if binding.family.name in WHOLE_HEADS and kv_heads < tp:
+        found.append(
+            f"tp {tp} is above the {kv_heads} KV heads, which vLLM's class of {binding.family.name} doesn't repeat: it "
+            f"divides by zero; choose tp {kv_heads} or less"
+        )
     return found
 
 

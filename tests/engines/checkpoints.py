@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.checkpoints import fp8, quantized
 from tests.checkpoints.store import write_checkpoint
-from tests.checkpoints.variants import DEEPSEEK_FP8, QWEN_FP8, VARIANTS
+from tests.checkpoints.variants import DEEPSEEK_FP8, QWEN_FP8
 
 DENSE = ("llama", "qwen2", "qwen3")
 EXPERTS = (
@@ -21,6 +21,8 @@ EXPERTS = (
     "llama4_even", "gpt_oss_wide", "deepseek_v2", "deepseek_v3",
 )  # fmt: skip
 """What the engine is compared on; one with experts must come first (vllm_compare.py)."""
+TOWER = ("kimi_k25",)
+"""With a vision tower, which vLLM's own folders leave out."""
 BLOCK = 128
 """Rows and columns of an FP8 block; the engine has no kernel for others."""
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256}
@@ -35,15 +37,20 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def as_published(source: Path) -> Path:
-    """Let the config of `source` say how its router chooses and what isn't quantised; returns `source`."""
+    """Let the config of `source` say its class, how its router chooses and what isn't quantised; returns `source`."""
     config = json.loads((source / "config.json").read_text())
-    if config["model_type"] == "deepseek_v3":
-        config |= {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+    text = config.get("text_config", config)
+    if text["model_type"] == "deepseek_v3":
+        text |= {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+    if config["model_type"] == "kimi_k25":
+        config["architectures"] = ["KimiK25ForConditionalGeneration"]
     if config["model_type"] == "minimax_m2":
         config |= {"rotary_dim": 8, "use_routing_bias": True, "scoring_func": "sigmoid"}
     if config.get("quantization_config", {}).get("quant_method") == "fp8":
-        routers = [f"model.layers.{layer}.mlp.gate" for layer in range(config["num_hidden_layers"])]
-        config["quantization_config"]["modules_to_not_convert"] = [*routers, "lm_head"]
+        routers = [f"model.layers.{layer}.mlp.gate" for layer in range(text["num_hidden_layers"])]
+        index = json.loads((source / "model.safetensors.index.json").read_text())["weight_map"]
+        tower = [key.removesuffix(".weight") for key in index if key.startswith(("vision_tower.", "mm_projector."))]
+        config["quantization_config"]["modules_to_not_convert"] = [*routers, *tower, "lm_head"]
     (source / "config.json").write_text(json.dumps(config))
     return source
 
@@ -55,11 +62,15 @@ def make_wide(name: str, format: str, folder: Path, **sizes: int) -> Path:
     """
     from tests.checkpoints import tiny
 
-    variant = VARIANTS[name]
-    variant = replace(variant, config={**variant.config, **SHAPES[name], **sizes})
+    variant = tiny.EVERYTHING[name]
+    if name == "kimi_k25":
+        text = variant.config["text_config"] | SHAPES["deepseek_v3"] | sizes
+        variant = replace(variant, config={**variant.config, "text_config": text})
+    else:
+        variant = replace(variant, config={**variant.config, **SHAPES[name], **sizes})
     tensors, config = tiny.base(variant, torch.Generator().manual_seed(0))
     if format == "fp8":
-        pattern, announced = DEEPSEEK_FP8 if name == "deepseek_v3" else QWEN_FP8, fp8.config(BLOCK)
+        pattern, announced = QWEN_FP8 if name == "qwen3_moe" else DEEPSEEK_FP8, fp8.config(BLOCK)
         stored, _ = quantized.store(tensors, pattern, _fp8)
     else:
         pattern, announced = (

@@ -62,7 +62,7 @@ def test_biases_of_gpt_oss(tiny: MakeCheckpoint, tmp_path: Path) -> None:
     assert not second[f"{name}routed_experts.w2_bias"].any()
 
 
-@pytest.mark.parametrize("name", ["llama4_even", "qwen3_next_wide", "ernie4_5_moe", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama4_even", "qwen3_next_wide", "ernie4_5_moe", "gpt_oss_wide"])
 def test_other_layouts_are_made_of_it(name: str, own_tiny: MakeCheckpoint, tmp_path: Path) -> None:
     """Our own, and the engine's for more ranks, out of the engine's folder: what the checkpoint makes."""
     source, out = as_published(own_tiny(name)), tmp_path / "out"

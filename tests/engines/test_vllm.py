@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from converter.verbs import convert
 from tests.conftest import MakeCheckpoint
-from tests.engines.checkpoints import DENSE, EXPERTS, as_published, make_wide
+from tests.engines.checkpoints import DENSE, EXPERTS, TOWER, as_published, make_wide
 from tests.engines.engine import NEEDED, compared
 from tests.tools.plans import plan_id
 
@@ -30,11 +30,11 @@ def test_every_parameter_is_what_the_engine_loads_by_itself(
     sizes: dict[str, int], own_tiny: MakeCheckpoint, tmp_path: Path
 ) -> None:
     """Of every family; one process a rank builds them all, because the engine takes long to start."""
-    names = EXPERTS if sizes.get("ep", 1) > 1 else (*EXPERTS, *DENSE)
+    names = (*EXPERTS, *TOWER, *(() if sizes.get("ep", 1) > 1 else DENSE))
     folders = [(as_published(own_tiny(name)), tmp_path / f"{name}-out") for name in names]
     for source, out in folders:
         convert(source, out, layout=LAYOUT, **sizes)  # type: ignore[arg-type]
-    for rank in compared(folders, "sharded_state", sizes):
+    for rank in compared(folders, "sharded_state", sizes, text=True):
         for name, found in zip(names, rank, strict=True):
             assert found.get("entries", 0) > 10, (name, found)
             assert (name, found["unequal"], found["others"]) == (name, [], [])
@@ -43,13 +43,13 @@ def test_every_parameter_is_what_the_engine_loads_by_itself(
 @pytest.mark.parametrize("sizes", [{}, {"tp": 2}, {"tp": 2, "ep": 2}, {"tp": 2, "pp": 2}], ids=plan_id)
 def test_fp8_blocks_are_what_the_engine_loads_by_itself(sizes: dict[str, int], tmp_path: Path) -> None:
     """Experts 384 and 128 wide are cut inside blocks by two ranks: the engine refines their scales to blocks of 64."""
-    models = [("qwen3_moe", width) for width in (256, 384, 128)] + [("deepseek_v3", 256)]
+    models = [("qwen3_moe", width) for width in (256, 384, 128)] + [("deepseek_v3", 256), ("kimi_k25", 256)]
     folders = []
     for number, (name, width) in enumerate(models):
         source = make_wide(name, "fp8", tmp_path / f"source{number}", moe_intermediate_size=width)
         folders.append((source, tmp_path / f"out{number}"))
         convert(*folders[-1], layout=LAYOUT, **sizes)  # type: ignore[arg-type]
-    for rank in compared(folders, "sharded_state", sizes):
+    for rank in compared(folders, "sharded_state", sizes, text=True):
         for model, found in zip(models, rank, strict=True):
             assert found.get("entries", 0) > 10, (model, found)
             assert (model, found["unequal"], found["others"]) == (model, [], [])
@@ -65,6 +65,13 @@ def test_exchanged_ranks_are_seen(own_tiny: MakeCheckpoint, tmp_path: Path) -> N
     second.write_bytes(whole)
     found = compared([(source, out)], "sharded_state", {"tp": 2, "ep": 2})
     assert all(len(rank["unequal"]) > 3 for (rank,) in found)
+
+
+def test_a_text_alone_needs_the_flag_that_says_so(own_tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    source, out = as_published(own_tiny("kimi_k25")), tmp_path / "out"
+    convert(source, out, layout=LAYOUT)
+    ((rank,),) = compared([(source, out)], "sharded_state", {})
+    assert "Missing keys ('vision_tower." in rank["refused"]
 
 
 @pytest.mark.parametrize("spoil", ["lost scale", "stale alias"])

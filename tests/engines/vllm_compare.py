@@ -41,6 +41,8 @@ class Job:
     pp: int = 1
     dp: int = 1
     ep: bool = False
+    text: bool = False
+    """Without the vision tower of a class that has one."""
     shards: str | None = None
     """The plugin's option of that name."""
 
@@ -74,7 +76,7 @@ def configuration(job: Job, path: str, load_format: str, **extra: Any) -> Any:
         model=path, skip_tokenizer_init=True, load_format=load_format, dtype="bfloat16", enforce_eager=True,
         max_model_len=64, tensor_parallel_size=job.tp, pipeline_parallel_size=job.pp, enable_expert_parallel=job.ep,
         data_parallel_size=job.dp, distributed_executor_backend="mp" if job.tp * job.pp > 1 else None,
-        model_loader_extra_config=extra,
+        model_loader_extra_config=extra, language_model_only=job.text,
     )  # fmt: skip
     found = arguments.create_engine_config()
     parallel = found.parallel_config

@@ -34,6 +34,7 @@ def qwen(tiny: MakeCheckpoint) -> Binding:
         ("qwen3_moe", {"dp": 2, "ep": 2}, [None, "give dp 1", "--tp M --ep M"]),
         ("qwen3_moe", {"tp": 4, "ep": 2, "etp": 2}, ["the plan does both", "whole experts to all ranks", "--tp M"]),
         ("qwen3_moe", {"dp": 2, "tp": 2, "ep": 2, "etp": 1}, [None, "give dp 1", "--tp M"]),
+        ("gpt_oss", {"tp": 4}, ["tp 4 is above the 2 KV heads", "tp 4 is above the 2 KV heads", "--tp M"]),
         ("llama4_even", {"tp": 2}, ["turns whole query, key", None, "--tp M"]),
         ("llama4_even", {"dp": 2, "ep": 2}, ["turns whole query, key", "give dp 1", "--tp M"]),
         ("mixtral", {"pp": 2}, ["embedding, norm or head on every stage", None, "--tp M|no module"]),
