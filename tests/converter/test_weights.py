@@ -144,19 +144,10 @@ def test_an_interrupted_conversion_goes_on(
     _small(monkeypatch)
     folder, out, sizes, weights = own_tiny("deepseek_v3_fp8"), tmp_path / "out", {"tp": 2, "ep": 2}, everything("bf16")
     whole = converted(folder, tmp_path / "undisturbed", sizes, weights=weights)
-
-    def work() -> None:
-        converted(folder, out, sizes, weights=weights)
-
-    def part() -> None:
-        number = crash.at_call(("pwrite",), int(share * _writes(whole.bytes_written)), crash.die)
-        work()
-        number()
-
-    assert crash.forked(part) != 0
+    assert crash.killed_halfway(folder, out, sizes, whole.bytes_written, share=share, weights=weights)
     result = converted(folder, out, sizes, weights=weights)
     assert contents(out) == contents(tmp_path / "undisturbed")
-    assert 0 < result.bytes_kept < whole.bytes_written
+    assert share * whole.bytes_written <= result.bytes_kept
 
 
 @pytest.mark.slow
@@ -177,10 +168,6 @@ def test_killed_at_any_call_it_ends_with_the_same_bytes(
     assert crash.forked(part) != 0
     converted(folder, out, sizes, weights=weights, workers=1 + moment % 4)
     assert contents(out) == contents(tmp_path / "undisturbed")
-
-
-def _writes(total: int) -> int:
-    return max(20, total // 4096)
 
 
 def test_ranks_alone_are_the_files_of_all(tiny: MakeCheckpoint, tmp_path: Path) -> None:

@@ -111,27 +111,29 @@ def killed(folder: Path, out: Path, sizes: dict[str, int], call: int, workers: i
     return code != 0
 
 
-def killed_halfway(folder: Path, out: Path, sizes: dict[str, int], whole: int, workers: int = 2) -> bool:
-    """Convert in a child that is killed as soon as its journal vouches for half of `whole` bytes; whether it was."""
+def killed_halfway(
+    folder: Path, out: Path, sizes: dict[str, int], whole: int, workers: int = 2, share: float = 0.5, **options: Any
+) -> bool:
+    """Convert in a child that is killed once its journal vouches for that share of `whole` bytes; whether it was."""
     vouch = Journal.add
 
     def work() -> None:
         moves: list[move.Move] = []
         begin, done = move.Move.__init__, 0
 
-        def begun(self: move.Move, *arguments: Any, **options: Any) -> None:
-            begin(self, *arguments, **options)
+        def begun(self: move.Move, *arguments: Any, **named: Any) -> None:
+            begin(self, *arguments, **named)
             moves.append(self)
 
         def add(self: Journal, units: Mapping[int, bytes]) -> None:
             nonlocal done
             vouch(self, units)
             done += sum(moves[-1].units[number].nbytes for number in units)
-            if 2 * done >= whole:
+            if done >= share * whole:
                 die()
 
         move.Move.__init__, Journal.add = begun, add  # type: ignore[method-assign]
-        converted(folder, out, sizes, workers=workers)
+        converted(folder, out, sizes, workers=workers, **options)
 
     code = forked(work)
     assert code in (0, -signal.SIGKILL)
