@@ -22,7 +22,7 @@ EXPERTS = (
 )  # fmt: skip
 """What the engine is compared on; one with experts must come first (vllm_compare.py)."""
 TOWER = ("kimi_k25",)
-"""With a vision tower, which vLLM's own folders leave out."""
+"""With a vision tower, for which plans give the first stage fewer layers than vLLM does."""
 BLOCK = 128
 """Rows and columns of an FP8 block; the engine has no kernel for others."""
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256}
@@ -34,6 +34,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Sizes at which two ranks cut whole blocks."""
+
+
+def families(sizes: dict[str, int]) -> tuple[str, ...]:
+    """What is compared at these sizes."""
+    return (*EXPERTS, *(() if "pp" in sizes else TOWER), *(() if "ep" in sizes else DENSE))
 
 
 def as_published(source: Path) -> Path:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from converter.verbs import convert
 from tests.conftest import MakeCheckpoint
-from tests.engines.checkpoints import DENSE, EXPERTS, TOWER, as_published, make_wide
+from tests.engines.checkpoints import as_published, families, make_wide
 from tests.engines.engine import NEEDED, compared
 from tests.tools.plans import plan_id
 
@@ -30,7 +30,7 @@ def test_every_parameter_is_what_the_engine_loads_by_itself(
     sizes: dict[str, int], own_tiny: MakeCheckpoint, tmp_path: Path
 ) -> None:
     """Of every family; one process a rank builds them all, because the engine takes long to start."""
-    names = (*EXPERTS, *TOWER, *(() if sizes.get("ep", 1) > 1 else DENSE))
+    names = families(sizes)
     folders = [(as_published(own_tiny(name)), tmp_path / f"{name}-out") for name in names]
     for source, out in folders:
         convert(source, out, layout=LAYOUT, **sizes)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from converter.verbs import convert
 from shard_plans.documents.plan import read_plan
 from shard_plans.layouts.vllm_rules import plugin_reasons
 from tests.conftest import MakeCheckpoint
-from tests.engines.checkpoints import DENSE, EXPERTS, TOWER, as_published, make_wide
+from tests.engines.checkpoints import as_published, families, make_wide
 from tests.engines.engine import NEEDED, compared
 from tests.tools import tamper
 from tests.tools.converted import bound
@@ -36,8 +36,7 @@ def test_every_parameter_is_what_the_engine_loads_by_itself(
 
     What the planner says can't be loaded so is refused, by one rank at least.
     """
-    names = (*EXPERTS, *(() if "pp" in sizes else TOWER), *(() if "ep" in sizes else DENSE))
-    sources = {name: as_published(own_tiny(name)) for name in names}
+    sources = {name: as_published(own_tiny(name)) for name in families(sizes)}
     for name, format in WIDE if sizes.get("tp") != 4 else ():
         sources[f"{name}_{format}"] = make_wide(name, format, tmp_path / f"{name}_{format}")
     for name, source in sources.items():
