@@ -25,15 +25,15 @@ TOWER = ("kimi_k25",)
 """With a vision tower, for which plans give the first stage fewer layers than vLLM does."""
 BLOCK = 128
 """Rows and columns of an FP8 block; the engine has no kernel for others."""
-WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256}
+WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 512}
 SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3_moe": WIDE | {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "num_experts": 8},
+    "qwen3_moe": WIDE | {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64, "num_experts": 8},
     "deepseek_v3": WIDE | {
         "q_lora_rank": 128, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 64,
         "n_routed_experts": 8,
     },
 }  # fmt: skip
-"""Sizes at which two ranks cut whole blocks."""
+"""Sizes at which four ranks cut whole blocks."""
 
 
 def families(sizes: dict[str, int]) -> tuple[str, ...]:

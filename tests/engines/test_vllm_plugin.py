@@ -32,12 +32,12 @@ SIZES: tuple[dict[str, int], ...] = ({"tp": 2}, {"tp": 4}, {"tp": 2, "ep": 2}, {
 def test_every_parameter_is_what_the_engine_loads_by_itself(
     sizes: dict[str, int], own_tiny: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    """Before kernels repack them, of which a CPU has none for FP8 and INT4; blocks are whole on two ranks.
+    """Before kernels repack them, of which a CPU has none for FP8 and INT4.
 
     What the planner says can't be loaded so is refused, by one rank at least.
     """
     sources = {name: as_published(own_tiny(name)) for name in families(sizes)}
-    for name, format in WIDE if sizes.get("tp") != 4 else ():
+    for name, format in WIDE:
         sources[f"{name}_{format}"] = make_wide(name, format, tmp_path / f"{name}_{format}")
     for name, source in sources.items():
         convert(source, tmp_path / f"{name}-out", **sizes)  # type: ignore[arg-type]
