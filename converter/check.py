@@ -24,7 +24,7 @@ from converter.output.sums import SUMS
 from converter.sources.opening import open_source
 from converter.sources.source import Source
 from converter.streams.hashing import file_digest
-from converter.streams.workers import Meter, Progress
+from converter.streams.workers import READERS, Meter, Progress
 from shard_plans.checkpoints.headers import Kinds, read_header
 from shard_plans.checkpoints.regular import open_regular
 from shard_plans.documents.manifest import (
@@ -41,7 +41,7 @@ from shard_plans.errors import CheckpointError, ManifestError, ReshardError
 __all__ = ["CheckResult", "Failure", "check"]
 
 
-def check(out: Path, deep: Path | None = None, workers: int = 4, progress: Progress | None = None) -> CheckResult:
+def check(out: Path, deep: Path | None = None, workers: int = READERS, progress: Progress | None = None) -> CheckResult:
     """Check the finished output `out`; with `deep`, also put that checkpoint together from it and compare.
 
     Of an engine's own folder, which has no manifests, names, types and shapes are compared. Raises ManifestError where

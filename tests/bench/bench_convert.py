@@ -45,12 +45,12 @@ def child(source: Path, out: Path, tp: int, ep: int, workers: int, layout: str) 
     print(json.dumps({"seconds": result.seconds, "peak": peak(), "written": result.bytes_written}))
 
 
-def child_check(out: Path, workers: int) -> None:
+def child_check(out: Path) -> None:
     """Check in this process and print how long it took, and its peak memory."""
     from converter.check import check
 
     started = time.monotonic()
-    if not check(out, workers=workers).passed:
+    if not check(out).passed:
         raise SystemExit("the output doesn't pass its check")
     print(json.dumps({"seconds": time.monotonic() - started, "peak": peak()}))
 
@@ -145,7 +145,7 @@ def main() -> None:
         if len(options.child) == 2:
             child(options.child[0], options.child[1], options.tp, options.ep, options.workers, options.layout)
         else:
-            child_check(options.child[0], options.workers)
+            child_check(options.child[0])
         return
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
