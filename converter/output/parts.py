@@ -118,11 +118,12 @@ def unfinished_words(folder: Path) -> str:
     """Which parts of an unfinished output are missing, as the end of a sentence; empty where it isn't in parts."""
     try:
         count = parse_marker(read_regular(folder / MARKER, MARKER_LIMIT)).parts
-        missing = [number for number in range(1, count + 1) if number not in read_done(folder, count)]
+        done = read_done(folder, count)
     except (OSError, ValueError, OutputError):
         return ""
     if count == 1:
         return ""
+    missing = [number for number in range(1, count + 1) if number not in done]
     if not missing:
         return f": all {count} parts are made, but the manifest isn't; give the command of any part again"
     noun, verb = ("part", "is") if len(missing) == 1 else ("parts", "are")

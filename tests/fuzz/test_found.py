@@ -17,6 +17,7 @@ from converter.check import check
 from converter.output.journal import Journal, head
 from converter.output.parts import Part, read_done
 from shard_plans.checkpoints.regular import read_regular
+from shard_plans.documents.manifest import MARKER
 from shard_plans.documents.plan_check import check_plan
 from shard_plans.documents.shard_manifest import parse_shard_manifest
 from shard_plans.errors import (
@@ -70,6 +71,20 @@ def test_a_marker_is_no_reason_to_look_for_a_billion_parts(tmp_path: Path, marke
         (tmp_path / "conversion.partial").write_text(text)
         with pytest.raises(ManifestError, match=r"isn't finished$"):
             check(tmp_path)
+
+
+def test_what_is_missing_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / MARKER).write_text(json.dumps({"plan": "0" * 32, "source": "1" * 32, "parts": 65536}))
+    looked: list[int] = []
+
+    def look(folder: Path, count: int) -> dict[int, tuple[()]]:
+        looked.append(count)
+        return {7: ()}
+
+    monkeypatch.setattr("converter.output.parts.read_done", look)
+    with pytest.raises(ManifestError, match="parts 1-6,8-65536 of 65536 are missing"):
+        check(tmp_path)
+    assert looked == [65536]
 
 
 def test_many_parts_are_not_looked_for_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
