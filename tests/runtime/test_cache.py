@@ -94,7 +94,8 @@ def test_blocks_outside_the_window_are_freed_and_never_read(
 )
 def test_formats_round_each_vector_by_its_own_scale(name: str, bytes: int, limit: float) -> None:
     format = KV_FORMATS[name]
-    part = torch.randn(3, 2, 64, generator=torch.Generator().manual_seed(5)) * torch.tensor([1e-6, 1.0, 1e4])[:, None, None]
+    part = torch.randn(3, 2, 64, generator=torch.Generator().manual_seed(5))
+    part *= torch.tensor([1e-6, 1.0, 1e4])[:, None, None]
     part[1, 0] = 0
     cache = LayerCache(Pool(format=format))
     _, (back,) = cache.append(torch.arange(3), [part])
