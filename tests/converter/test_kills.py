@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from converter.check import check
+from converter.output.parts import Part
 from shard_plans.documents.plan import NATIVE
 from tests.conftest import MakeCheckpoint
 from tests.tools import crash
@@ -52,6 +53,18 @@ def kill_again_and_again(
 @pytest.mark.parametrize(("name", "sizes"), CASES, ids=lambda v: plan_id(v) if isinstance(v, dict) else v)
 def test_kills(tiny: MakeCheckpoint, tmp_path: Path, name: str, sizes: dict[str, int]) -> None:
     kill_again_and_again(tiny(name), tmp_path, sizes, 6, 1)
+
+
+@pytest.mark.parametrize(("name", "sizes", "layout"), LAID_OUT)
+def test_workers_and_parts_change_nothing_in_other_layouts(
+    tiny: MakeCheckpoint, tmp_path: Path, name: str, sizes: dict[str, int], layout: str
+) -> None:
+    for workers in (1, 2, 8):
+        converted(tiny(name), tmp_path / str(workers), sizes, workers=workers, layout=layout)
+    for number in (2, 1):
+        converted(tiny(name), tmp_path / "parts", sizes, layout=layout, part=Part(number, 2))
+    expected = contents(tmp_path / "1")
+    assert all(contents(tmp_path / other) == expected for other in ("2", "8", "parts"))
 
 
 @pytest.mark.slow
