@@ -9,7 +9,7 @@ from shard_plans.cost.assumptions import Assumptions
 from shard_plans.cost.links import Group, Network, group
 from shard_plans.cost.work import LayerWork, Matrices, Work, picked
 from shard_plans.families.binding import Binding
-from shard_plans.families.model import Layer, Model
+from shard_plans.families.model import Layer, Model, experts_a_token
 from shard_plans.memory.activations import expert_row, step_tokens, stream
 from shard_plans.memory.caches import cached, kept
 from shard_plans.memory.card import Card, latency_of, with_speeds
@@ -161,8 +161,8 @@ class CostModel:
 
     def _experts(self, expert: Matrices, grid: Grid, load: Load, imbalance: float) -> float:
         """The busiest slot: its rows, and the expected number of its experts that some token chose."""
-        sizes = self.work.binding.model.sizes
-        count, topk = sizes["experts"], sizes["topk"]
+        model = self.work.binding.model
+        count, topk = model.sizes["experts"], experts_a_token(model)
         tokens = load.everywhere / grid.edp
         rows = imbalance * tokens * topk / grid.ep
         touched = -(-count // grid.ep) * (1 - (1 - topk / count) ** max(tokens, 1.0))
@@ -172,14 +172,14 @@ class CostModel:
 
     def _expert_links(self, grid: Grid, load: Load, imbalance: float) -> float:
         """Rows to their experts and back. Where attention isn't replicated an all-reduce may be the cheaper way."""
-        sizes = self.work.binding.model.sizes
+        topk = experts_a_token(self.work.binding.model)
         row = ACTIVATION * expert_row(self.work.binding.model)
         cards = self.cluster.cards
         if grid.stage_ranks == 1:
             return 0.0
         etp, ep = group(grid.etp, 1, cards), group(grid.ep, grid.etp, cards)
-        arriving = imbalance * load.everywhere / grid.edp * sizes["topk"] / grid.ep
-        sent = self.network.dispatch(load.tokens / grid.tp, row, sizes["topk"], ep)
+        arriving = imbalance * load.everywhere / grid.edp * topk / grid.ep
+        sent = self.network.dispatch(load.tokens / grid.tp, row, topk, ep)
         through = 2 * sent + 2 * self.network.all_gather(arriving * row, etp)
         through += self.network.all_gather(load.tokens * row, self._tp(grid))
         if grid.dp == 1 and grid.edp == 1:

@@ -186,3 +186,11 @@ def _fill(values: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any
         else:
             filled[word] = value
     return filled
+
+
+def experts_a_token(model: Model) -> int:
+    """How many experts each token goes to. FamilyError where the table doesn't give the size topk."""
+    topk = model.sizes.get("topk")
+    if topk is None:
+        raise FamilyError(f"the family table {model.family} has experts, but no size topk: how many a token goes to")
+    return topk

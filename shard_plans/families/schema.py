@@ -13,7 +13,7 @@ _EXPRESSION: dict[str, Any] = {
     ]
 }
 _REMOVED: dict[str, Any] = {"type": "null"}
-_NAME: dict[str, Any] = {"type": "string", "pattern": "^[a-z][a-z0-9_]*$"}
+_NAME: dict[str, Any] = {"type": "string", "pattern": "^[a-z][a-z0-9_]{0,99}$"}
 _KIND: dict[str, Any] = {"type": "object", "propertyNames": _NAME, "additionalProperties": _EXPRESSION}
 
 FAMILY_SCHEMA: dict[str, Any] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shard_plans.families.model import Layer, Model
+from shard_plans.families.model import Layer, Model, experts_a_token
 from shard_plans.memory.caches import size
 from shard_plans.memory.workload import Workload
 from shard_plans.placement.grid import Grid
@@ -89,6 +89,6 @@ def step_tokens(grid: Grid, workload: Workload) -> int:
 
 def arriving_rows(model: Model, grid: Grid, workload: Workload) -> int:
     """Token rows that the busiest expert slot computes in a step: SKEW times the mean, at most all of its replica's."""
-    rows = grid.dp * step_tokens(grid, workload) * model.sizes["topk"]
+    rows = grid.dp * step_tokens(grid, workload) * experts_a_token(model)
     replica = -(-rows // grid.edp)
     return min(replica, SKEW * -(-replica // grid.ep))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shard_plans.families.model import Model
+from shard_plans.families.model import Model, experts_a_token
 from shard_plans.memory.activations import COMPUTE, arriving_rows, expert_row, step_tokens, stream
 from shard_plans.memory.engine import load_engine
 from shard_plans.memory.workload import Workload
@@ -44,7 +44,7 @@ def dispatch(model: Model, grid: Grid, workload: Workload) -> int:
     if workload.dispatch == "deepep_high_throughput":
         buffer = int(load_engine(workload.engine).value("deepep_high_throughput", 1024)) * MIB
         return buffer * (2 if grid.ep * grid.etp > NODE else 1)
-    sent = -(-step_tokens(grid, workload) // grid.tp) * model.sizes["topk"]
+    sent = -(-step_tokens(grid, workload) // grid.tp) * experts_a_token(model)
     return 2 * COMPUTE * expert_row(model) * (sent + arriving_rows(model, grid, workload))
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shard_plans.documents.plan import Plan
 from shard_plans.families.dims import Share
+from shard_plans.families.model import experts_a_token
 from shard_plans.memory.count import ledger
 from shard_plans.memory.ledger import LedgerRow
 from shard_plans.memory.payload import Payload
@@ -87,7 +88,7 @@ def _rank(payload: Payload, plan: Plan, row: LedgerRow) -> RankOffload:
     if over <= 0 or not sizes:
         return RankOffload(row.rank, 0, len(sizes), 0, 0, max(0, over))
     sizes.sort(reverse=True)
-    staging = min(payload.binding.model.sizes["topk"], len(sizes)) * sizes[0]
+    staging = min(experts_a_token(payload.binding.model), len(sizes)) * sizes[0]
     gone = count = 0
     while gone < over + staging and count < len(sizes):
         gone, count = gone + sizes[count], count + 1
