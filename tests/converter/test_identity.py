@@ -44,7 +44,7 @@ from tests.tools.random_family import Drawn, draw_plan, families, held_by, owner
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FEW = int(os.environ.get("RESHARD_IDENTITY_CASES", "60"))
-MANY = 10_000
+MANY = int(os.environ.get("RESHARD_IDENTITY_CASES", "10000"))
 SCALE = "_scale_inv"
 ITEM: dict[str, np.dtype[Any]] = {"F8_E4M3": np.dtype("u1"), "BF16": np.dtype("<u2"), "F32": np.dtype("<u4")}
 
