@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 import xxhash
 
+from shard_plans.checkpoints.collector import undisturbed
 from shard_plans.checkpoints.dtypes import DTYPE_BITS
 from shard_plans.checkpoints.regular import open_regular
 from shard_plans.errors import CheckpointError
@@ -72,6 +73,7 @@ class Kinds:
         return found
 
 
+@undisturbed
 def read_header(path: Path, kinds: Kinds) -> Header:
     """Read and check the header of the safetensors file at `path`.
 

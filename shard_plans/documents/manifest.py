@@ -9,6 +9,7 @@ from typing import Any
 
 import xxhash
 
+from shard_plans.checkpoints.collector import undisturbed
 from shard_plans.checkpoints.headers import brief, load_json
 from shard_plans.checkpoints.regular import open_regular
 from shard_plans.documents.digests import canonical_digest
@@ -76,6 +77,7 @@ def read_manifest(out: Path) -> Manifest:
     return manifest
 
 
+@undisturbed
 def read_shard_manifest(out: Path, name: str, manifest: Manifest | None = None) -> ShardManifest:
     """The manifest of the shard file `name` of the output folder `out`, checked against the root manifest.
 
