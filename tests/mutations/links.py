@@ -12,7 +12,7 @@ from torch import Tensor
 from runtime import passes
 from runtime import request as verb
 from runtime.checking import edges
-from runtime.comm.virtual import VirtualComm
+from runtime.comm.virtual_comm import VirtualComm
 from runtime.hand_over import hand_over
 from runtime.opened import Opened, open_output
 from shard_plans.families.model import Layer
