@@ -29,8 +29,14 @@ from shard_plans.families.model import Layer
 class Watcher(Protocol):
     """Sees a pass from within; every rank calls the same methods in the same order."""
 
+    def looked(self, weights: LayerWeights, images: Images, deep: Tensor | None) -> None:
+        """Called on the ranks of the first stage when the tower has looked, while its weights are in memory.
+
+        `deep`: what early layers will add to the images' tokens [layers, tokens, hidden], if anything.
+        """
+
     def placed(self, tokens: Tensor, x: Tensor) -> None:
-        """Called on the ranks of the first stage, where images took the place of some `tokens` of the stream x."""
+        """Called there too, where images took the place of some `tokens` of the stream x."""
 
     def before(self, layer: Layer) -> Probe:
         """Called on all ranks, those of other stages too, before `layer` runs; what it returns sees the layer run."""
@@ -97,13 +103,15 @@ class RankRun:
 
 
 def next_piece(
-    run: RankRun, ids: Tensor, positions: Tensor, caches: Caches | None, images: Images | None = None, shift: int = 0
-) -> Piece:
+    run: RankRun, ids: Tensor, positions: Tensor, caches: Caches | None, images: Images | None = None, shift: int = 0,
+    prompt: int | None = None,
+) -> Piece:  # fmt: skip
     """A piece of a sequence: ids [tokens] at `positions`, with the images that they hold placeholders of.
 
     `shift`: by how much images before these tokens move their places (runtime/blocks/places.py).
+    `prompt`: how many of the ids were given, and may stand for images; None: all.
     """
-    beside = beside_images(run.ctx.model, ids, images)
+    beside = beside_images(run.ctx.model, ids, images, prompt)
     if shift:
         beside.places = (positions + shift).expand(3, -1)
     return Piece(positions, beside, caches)
@@ -143,7 +151,11 @@ def _embed(run: RankRun, pieces: Sequence[Piece], images: Images | None, watch: 
     if images is not None:
         if run.tower is None:
             raise RuntimeFault(f"rank {rank} was given images, and no vision tower")
-        seen = towers.see(run.ctx, run.tower.get(rank, FIRST), images, ids, pieces[0].beside)
+        tower = run.tower.get(rank, FIRST)
+        seen = towers.see(run.ctx, tower, images, ids, pieces[0].beside)
+        if watch is not None:
+            watch.looked(tower, images, pieces[0].beside.deep)
+        del tower
         run.tower.release(rank, FIRST)
     asked = run.now()
     weights = run.loader.get(rank, FIRST)

@@ -14,10 +14,9 @@ from runtime.blocks.forward import RankContext
 from runtime.blocks.images import Images
 from runtime.blocks.places import whole_pieces
 from runtime.checking.cached import Compared
-from runtime.checking.checks import Measure, gather, limits
+from runtime.checking.checks import Measure, exact, gather, limits
 from runtime.checking.compare import cosine, divergence, relative
 from runtime.checking.figures import LayerFigures, lacking, merge
-from runtime.checking.handed import exact
 from runtime.checking.ladder import Ladder
 from runtime.checking.likelihood import TextFigures, mean_likelihood, text_figures
 from runtime.checking.reference import Reference
@@ -100,8 +99,8 @@ def run_rank(job: Job, comm: WatchedComm) -> Outcome:
     tokens = sum(map(len, job.texts))
     with torch.no_grad():
         reference = job.reference if comm.rank == 0 else None
-        ladder = Ladder(run, job.texts, job.compare, reference, job.images, job.advance)
         pieces = whole_pieces(ctx.model, job.texts, job.images)
+        ladder = Ladder(run, job.texts, job.compare, reference, job.images, job.advance, pieces)
         scores = batch_pass(run, pieces, ladder, job.images)
         logits = _bring_home(run, scores, tokens)
         answered = None if job.wanted is None else answer(replace(run, timeline=None), job.wanted)

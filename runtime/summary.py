@@ -6,9 +6,8 @@ import math
 
 import torch
 
-from runtime.checking.checks import limits
+from runtime.checking.checks import exact, limits
 from runtime.checking.figures import LayerFigures
-from runtime.checking.handed import exact
 from runtime.request import COMPUTE
 from runtime.result import RunResult
 

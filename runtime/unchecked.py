@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from runtime.checking.handed import exact
+from runtime.checking.checks import exact
 from runtime.verdict import Ran
 from shard_plans.placement.experts import format_ids
 
@@ -27,6 +27,12 @@ def not_checked(ran: Ran, generated: bool) -> tuple[str, ...]:
         said.append(
             "The reference's layers and head were compared with transformers' model of the checkpoint, over these ids "
             "alone; what both take from the same source, such as config.json, can fool both."
+        )
+    elif ran.figures.get("images"):
+        said.append(
+            "The reference is reshard's own forward pass over the checkpoint: it shares the family table and the "
+            "arithmetic of layers and tower with the ranks, so a wrong row of the table fools both. Only "
+            "another implementation can confirm those, and --reference transformers takes ids without images alone."
         )
     else:
         said.append(

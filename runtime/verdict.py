@@ -17,10 +17,10 @@ from runtime.checking.checks import (
     LIMIT,
     Check,
     Measure,
+    exact,
     limits,
     make_check,
 )
-from runtime.checking.handed import exact
 from runtime.judged import Judged
 from runtime.opened import Opened
 from runtime.session import Outcome
@@ -100,7 +100,7 @@ def _exact(outcome: Outcome, limit: float, aim: float) -> list[Check | None]:
         return make_check(name, measures, limit, f"{what}; aimed at {aim:g}: {reached}")
 
     return [
-        relative("vision", "relative error of one of the images' tokens"),
+        relative("vision", "relative error of one row of a step of the tower, or of one of the images' tokens"),
         relative("layers", "relative error of a layer's contribution to one token, fed with the reference's input"),
         relative("operators", "relative error of what one operator of such a layer made of one token"),
         make_check("routing", measures, 0.0, _routes(outcome)),
@@ -138,7 +138,13 @@ def _routes(outcome: Outcome) -> str:
 def _smoke(outcome: Outcome) -> list[Check | None]:
     measures: tuple[Measure, ...] = outcome.measures
     return [
-        make_check("vision", measures, COSINE, f"least cosine of the images' tokens; {SMOKE}", high=False),
+        make_check(
+            "vision",
+            measures,
+            COSINE,
+            f"least cosine of a step of the tower, or of the images' tokens; {SMOKE}",
+            high=False,
+        ),
         make_check("layers", measures, COSINE, f"least cosine, fed with the reference's input; {SMOKE}", high=False),
         make_check("operators", measures, COSINE, f"least cosine of an operator in such a layer; {SMOKE}", high=False),
         _agreement(outcome),

@@ -13,27 +13,32 @@ from runtime.blocks.context import RankContext
 from runtime.blocks.images import Images, Tower
 from runtime.blocks.linear import column_linear
 from runtime.blocks.norms import biased_norm
+from runtime.blocks.probe import NOBODY, Looker
 from runtime.blocks.projector import perceptron
 from runtime.blocks.qwen_vision import in_squares
-from runtime.blocks.vision import BASE, attention, cut_patches
+from runtime.blocks.vision import BASE, attention, cut_patches, turned
 from runtime.blocks.weights import LayerWeights
 
 
-def look(ctx: RankContext, tower: Tower, weights: LayerWeights, images: Images) -> Tensor:
+def look(
+    ctx: RankContext, tower: Tower, weights: LayerWeights, images: Images, looker: Looker = NOBODY
+) -> Tensor:  # fmt: skip
     """The tokens of `images` [tokens, hidden]: every patch to the text's width, then squares of them to one token."""
-    x = biased_norm(ctx, weights, "vision.pre_norm", cut_patches(ctx, weights, images), tower.eps)
-    turn = turns(ctx, tower, images)
+    x = looker.made("patches", cut_patches(ctx, weights, images))
+    x = looker.made("norm", biased_norm(ctx, weights, "vision.pre_norm", x, tower.eps))
+    turn = turned(looker, turns(ctx, tower, images))
     lengths = [frames * rows * columns for frames, rows, columns in images.grids]
     for block in range(ctx.size("vt_count")):
         name = f"vision.{block}"
         h = biased_norm(ctx, weights, f"{name}.norm0", x, tower.eps)
-        x = x + attention(ctx, tower.heads, weights, name, h, lengths, turn, "half")
+        y = attention(ctx, tower.heads, weights, name, h, lengths, turn, "half")
+        x = x + looker.made(f"block {block}, attn", y)
         h = biased_norm(ctx, weights, f"{name}.norm1", x, tower.eps)
         h = functional.gelu(column_linear(ctx, weights, f"{name}.fc0", h))
-        x = x + column_linear(ctx, weights, f"{name}.fc1", h)
-    x = perceptron(ctx, weights, "vision.proj0", "vision.proj2", x)
+        x = x + looker.made(f"block {block}, ffn", column_linear(ctx, weights, f"{name}.fc1", h))
+    x = looker.made("projector", perceptron(ctx, weights, "vision.proj0", "vision.proj2", x))
     squares = x.view(len(x) // (tower.merge[0] * tower.merge[1]), -1)
-    return perceptron(ctx, weights, "vision.merge0", "vision.merge2", squares)
+    return looker.made("merge", perceptron(ctx, weights, "vision.merge0", "vision.merge2", squares))
 
 
 def turns(ctx: RankContext, tower: Tower, images: Images) -> tuple[Tensor, Tensor]:

@@ -116,15 +116,25 @@ def _run_layer(
     read.refuse_unread()
     probe.saw("ffn", y)
     x = add(y)
-    start = 0
-    for piece in pieces:
-        beside = piece.beside
-        if beside.deep is not None and beside.tokens is not None and layer.index < len(beside.deep):
-            x = x.index_add(0, beside.tokens + start, beside.deep[layer.index].to(x.dtype))
-        start += len(piece.positions)
+    deep = _deep(layer.index, x, pieces)
+    if deep is not None:
+        probe.saw("deep", deep)
+        x = x + deep
     ctx.pulse.saw("the stream", x)
     ctx.pulse.settle()
     return x, routing
+
+
+def _deep(layer: int, x: Tensor, pieces: Sequence[Piece]) -> Tensor | None:
+    """What features of images add behind the layer, in the shape of x; None where nothing is added."""
+    added, start = None, 0
+    for piece in pieces:
+        beside = piece.beside
+        if beside.deep is not None and beside.tokens is not None and layer < len(beside.deep):
+            added = torch.zeros_like(x) if added is None else added
+            added = added.index_add(0, beside.tokens + start, beside.deep[layer].to(x.dtype))
+        start += len(piece.positions)
+    return added
 
 
 def _attention(

@@ -14,13 +14,20 @@ from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Model
 
 
-def beside_images(model: Model, ids: Tensor, images: Images | None) -> Beside:
-    """What is known of the token ids [T] beside the stream, before the tower has looked."""
+def beside_images(model: Model, ids: Tensor, images: Images | None, prompt: int | None = None) -> Beside:
+    """What is known of the token ids [T] beside the stream, before the tower has looked.
+
+    Images are among the first `prompt` ids (None: all); a placeholder that was generated behind them is a word.
+    """
     if images is None:
         return Beside(ids)
-    tokens = (ids == read_tower(model).placeholder).nonzero().flatten()
-    turned = any(layer.words.get("rope") == "mrope_interleaved" for layer in model.layers)
-    return Beside(ids, find_places(model, ids, images) if turned else None, tokens=tokens)
+    given = ids[:prompt]
+    tokens = (given == read_tower(model).placeholder).nonzero().flatten()
+    if not any(layer.words.get("rope") == "mrope_interleaved" for layer in model.layers):
+        return Beside(ids, tokens=tokens)
+    places = find_places(model, given, images)
+    behind = torch.arange(len(ids) - len(given), device=ids.device) + places.max() + 1
+    return Beside(ids, torch.cat([places, behind.expand(3, -1)], dim=1), tokens=tokens)
 
 
 def whole_pieces(model: Model, texts: Sequence[Tensor], images: Images | None = None) -> list[Piece]:

@@ -15,35 +15,42 @@ from runtime.blocks.context import RankContext
 from runtime.blocks.images import Images, Tower
 from runtime.blocks.linear import column_linear
 from runtime.blocks.norms import biased_norm
+from runtime.blocks.probe import NOBODY, Looker
 from runtime.blocks.projector import perceptron, project
-from runtime.blocks.vision import BASE, attention, cut_patches, resize
+from runtime.blocks.vision import BASE, attention, cut_patches, resize, turned
 from runtime.blocks.weights import LayerWeights, dense, take
 from shard_plans.errors import RuntimeFault
 
 
-def look(ctx: RankContext, tower: Tower, weights: LayerWeights, images: Images) -> tuple[Tensor, Tensor | None]:
+def look(
+    ctx: RankContext, tower: Tower, weights: LayerWeights, images: Images, looker: Looker = NOBODY
+) -> tuple[Tensor, Tensor | None]:
     """The tokens of `images` [tokens, hidden], and the features of inner blocks [blocks, tokens, hidden]."""
     inner = ctx.model.config["vision_config"].get("deepstack_visual_indexes") or []
     merged = tower.merge[0] * tower.merge[1]
-    x, turn = embed_patches(ctx, tower, weights, images), turns(ctx, tower, images)
+    x, turn = embed_patches(ctx, tower, weights, images, looker), turned(looker, turns(ctx, tower, images))
     lengths = [rows * columns for frames, rows, columns in images.grids for _ in range(frames)]
     deep = []
     for block in range(ctx.size("vt_count")):
         name = f"vision.{block}"
         h = biased_norm(ctx, weights, f"{name}.norm0", x, tower.eps)
-        x = x + attention(ctx, tower.heads, weights, name, h, lengths, turn, "half")
+        y = attention(ctx, tower.heads, weights, name, h, lengths, turn, "half")
+        x = x + looker.made(f"block {block}, attn", y)
         h = biased_norm(ctx, weights, f"{name}.norm1", x, tower.eps)
         h = functional.gelu(column_linear(ctx, weights, f"{name}.fc0", h), approximate="tanh")
-        x = x + column_linear(ctx, weights, f"{name}.fc1", h)
+        x = x + looker.made(f"block {block}, ffn", column_linear(ctx, weights, f"{name}.fc1", h))
         if block in inner:
             number = inner.index(block)
             h = biased_norm(ctx, weights, f"vision.{number}.deep_norm", x.view(-1, merged * x.shape[1]), tower.eps)
-            deep.append(perceptron(ctx, weights, f"vision.{number}.deep0", f"vision.{number}.deep2", h))
+            h = perceptron(ctx, weights, f"vision.{number}.deep0", f"vision.{number}.deep2", h)
+            deep.append(looker.made(f"deep {number}", h))
     tokens = project(ctx, tower, weights, x.view(-1, merged * x.shape[1]))
-    return tokens, torch.stack(deep) if deep else None
+    return looker.made("projector", tokens), torch.stack(deep) if deep else None
 
 
-def embed_patches(ctx: RankContext, tower: Tower, weights: LayerWeights, images: Images) -> Tensor:
+def embed_patches(
+    ctx: RankContext, tower: Tower, weights: LayerWeights, images: Images, looker: Looker = NOBODY
+) -> Tensor:  # fmt: skip
     """Patches and their positions in the image: [patches, vt]."""
     table = dense(take(weights, "vision.pos"), ctx.compute)
     side = round(len(table) ** 0.5)
@@ -53,7 +60,7 @@ def embed_patches(ctx: RankContext, tower: Tower, weights: LayerWeights, images:
     for frames, rows, columns in images.grids:
         flat = in_squares(tower, resize(table, rows, columns, "bilinear", corners=True))
         parts.append(flat.repeat(frames, 1))
-    return cut_patches(ctx, weights, images) + torch.cat(parts)
+    return looker.made("patches", cut_patches(ctx, weights, images)) + looker.made("positions", torch.cat(parts))
 
 
 def turns(ctx: RankContext, tower: Tower, images: Images) -> tuple[Tensor, Tensor]:

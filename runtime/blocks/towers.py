@@ -9,11 +9,14 @@ from runtime.blocks.beside import Beside
 from runtime.blocks.context import RankContext
 from runtime.blocks.dealt_images import look_in_parallel
 from runtime.blocks.images import Images, read_tower
+from runtime.blocks.probe import NOBODY, Looker
 from runtime.blocks.weights import LayerWeights, Readings
 from shard_plans.errors import RuntimeFault
 
 
-def look(ctx: RankContext, weights: LayerWeights, images: Images) -> tuple[Tensor, Tensor | None]:
+def look(
+    ctx: RankContext, weights: LayerWeights, images: Images, looker: Looker = NOBODY
+) -> tuple[Tensor, Tensor | None]:
     """The tokens of `images`, in order, in the compute dtype, and what is added behind early layers.
 
     [tokens, hidden], and [layers, tokens, hidden] where the tower has such. Reads every vision.* weight.
@@ -23,9 +26,9 @@ def look(ctx: RankContext, weights: LayerWeights, images: Images) -> tuple[Tenso
 
     def look_at(some: Images) -> tuple[Tensor, Tensor | None]:
         if tower.kind == "qwen3_vl":
-            return qwen_vision.look(ctx, tower, read, some)
+            return qwen_vision.look(ctx, tower, read, some, looker)
         kind = clip if tower.kind == "clip" else vision
-        return kind.look(ctx, tower, read, some), None
+        return kind.look(ctx, tower, read, some, looker), None
 
     try:
         if ctx.deals_images and ctx.grid.tp > 1:
@@ -39,15 +42,18 @@ def look(ctx: RankContext, weights: LayerWeights, images: Images) -> tuple[Tenso
 
 
 def see(
-    ctx: RankContext, weights: LayerWeights, images: Images, ids: Tensor, beside: Beside | None = None
-) -> tuple[Tensor, Tensor]:
+    ctx: RankContext, weights: LayerWeights, images: Images, ids: Tensor, beside: Beside | None = None,
+    looker: Looker = NOBODY,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Which of the token ids [T] stand for pieces of `images` [tokens], and what becomes of these [tokens, hidden].
 
-    What is added behind early layers is left in `beside`.
+    What is added behind early layers is left in `beside`, which may know the tokens already.
     """
     placeholder = read_tower(ctx.model).placeholder
-    vectors, deep = look(ctx, weights, images)
-    tokens = (ids == placeholder).nonzero().flatten()
+    vectors, deep = look(ctx, weights, images, looker)
+    tokens = None if beside is None else beside.tokens
+    if tokens is None:
+        tokens = (ids == placeholder).nonzero().flatten()
     if len(tokens) != len(vectors):
         raise RuntimeFault(
             f"{len(tokens)} token ids are the placeholder {placeholder}, the images make {len(vectors)} tokens"

@@ -18,6 +18,7 @@ from runtime.blocks.context import RankContext
 from runtime.blocks.images import Images, Tower
 from runtime.blocks.linear import check_inner, column_linear
 from runtime.blocks.norms import biased_norm, weighted_norm
+from runtime.blocks.probe import NOBODY, Looker
 from runtime.blocks.projector import project
 from runtime.blocks.rope import rotate
 from runtime.blocks.weights import LayerWeights, dense, optional, take
@@ -28,25 +29,32 @@ LAYER_EPS = 1e-5
 """Of MoonViT's own norms."""
 
 
-def look(ctx: RankContext, tower: Tower, weights: LayerWeights, images: Images) -> Tensor:
+def look(
+    ctx: RankContext, tower: Tower, weights: LayerWeights, images: Images, looker: Looker = NOBODY
+) -> Tensor:  # fmt: skip
     """The tokens of `images`, in order: [tokens, hidden] in the compute dtype."""
-    return project(ctx, tower, weights, merge(tower, look_at_patches(ctx, tower, weights, images), images))
+    patches = look_at_patches(ctx, tower, weights, images, looker)
+    merged = looker.made("merge", merge(tower, patches, images))
+    return looker.made("projector", project(ctx, tower, weights, merged))
 
 
-def look_at_patches(ctx: RankContext, tower: Tower, weights: LayerWeights, images: Images) -> Tensor:
+def look_at_patches(
+    ctx: RankContext, tower: Tower, weights: LayerWeights, images: Images, looker: Looker = NOBODY
+) -> Tensor:  # fmt: skip
     """Patches through all blocks and the last norm: [patches, vt]."""
     wide = ctx.accumulate()
-    x = embed_patches(ctx, tower, weights, images)
-    turn = turns(images, ctx.model.sizes.get("vt_qkv", ctx.size("vt")) // tower.heads, wide, ctx.device)
+    x = embed_patches(ctx, tower, weights, images, looker)
+    width = ctx.model.sizes.get("vt_qkv", ctx.size("vt")) // tower.heads
+    turn = turned(looker, turns(images, width, wide, ctx.device))
     lengths = [frames * rows * columns for frames, rows, columns in images.grids]
     for block in range(ctx.size("vt_count")):
         name = f"vision.{block}"
         h = _norm(ctx, tower, weights, f"{name}.norm0", x)
-        x = x + attention(ctx, tower.heads, weights, name, h, lengths, turn)
+        x = x + looker.made(f"block {block}, attn", attention(ctx, tower.heads, weights, name, h, lengths, turn))
         h = _norm(ctx, tower, weights, f"{name}.norm1", x)
         h = functional.gelu(column_linear(ctx, weights, f"{name}.fc0", h), approximate="tanh")
-        x = x + column_linear(ctx, weights, f"{name}.fc1", h)
-    return _norm(ctx, tower, weights, "vision.norm", x)
+        x = x + looker.made(f"block {block}, ffn", column_linear(ctx, weights, f"{name}.fc1", h))
+    return looker.made("norm", _norm(ctx, tower, weights, "vision.norm", x))
 
 
 def _norm(ctx: RankContext, tower: Tower, weights: LayerWeights, role: str, x: Tensor) -> Tensor:
@@ -56,9 +64,12 @@ def _norm(ctx: RankContext, tower: Tower, weights: LayerWeights, role: str, x: T
     return weighted_norm(ctx, weights, role, x, torch.finfo(ctx.accumulate()).eps)
 
 
-def embed_patches(ctx: RankContext, tower: Tower, weights: LayerWeights, images: Images) -> Tensor:
+def embed_patches(
+    ctx: RankContext, tower: Tower, weights: LayerWeights, images: Images, looker: Looker = NOBODY
+) -> Tensor:  # fmt: skip
     """Patches and their positions in the image: [patches, vt]. Reads vision.patch, its bias if any, and vision.pos."""
-    x, table = cut_patches(ctx, weights, images), dense(take(weights, "vision.pos"), ctx.compute)
+    x = looker.made("patches", cut_patches(ctx, weights, images))
+    table = dense(take(weights, "vision.pos"), ctx.compute)
     parts = []
     for frames, rows, columns in images.grids:
         if tower.kind == "moonvit":
@@ -69,7 +80,13 @@ def embed_patches(ctx: RankContext, tower: Tower, weights: LayerWeights, images:
         if frames > 1:
             part = part + frame_table(frames, table.shape[-1], ctx.accumulate(), ctx.device)[:, None].to(ctx.compute)
         parts.append(part.reshape(-1, table.shape[-1]))
-    return x + torch.cat(parts)
+    return x + looker.made("positions", torch.cat(parts))
+
+
+def turned(looker: Looker, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Cosine and sine, as the looker hands them on."""
+    cos, sin = looker.made("turns", torch.cat(turn, dim=-1)).chunk(2, dim=-1)
+    return cos, sin
 
 
 def cut_patches(ctx: RankContext, weights: LayerWeights, images: Images) -> Tensor:

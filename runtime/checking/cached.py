@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from runtime.blocks.forward import Routing
+from runtime.blocks.images import Images
 from runtime.blocks.probe import NOBODY, Probe
 from runtime.blocks.weights import LayerWeights
-from runtime.checking.checks import AGREEMENT, COSINE, LIKELIHOOD, Check, Measure, gather, make_check
+from runtime.checking.checks import AGREEMENT, COSINE, LIKELIHOOD, Check, Measure, exact, gather, make_check
 from runtime.checking.compare import NOISE, cosine, relative_margin, row_errors
-from runtime.checking.handed import exact
 from runtime.checking.probes import Replay, Routes
 from runtime.generate import Answer, Generation
 from runtime.passes import batch_pass, next_piece
@@ -32,6 +32,9 @@ class RouteLog:
     def __init__(self) -> None:
         """Nothing was seen yet."""
         self._seen: dict[int, list[Routes]] = {}
+
+    def looked(self, weights: LayerWeights, images: Images, deep: Tensor | None) -> None:
+        """Nothing to do."""
 
     def placed(self, tokens: Tensor, x: Tensor) -> None:
         """Nothing to do."""
@@ -61,6 +64,9 @@ class RouteReplay:
         self._routes, self._noise, self._now = routes, noise, Replay(None, noise)
         self.wrong = self.routed = 0
         """Rows of all layers that differ, and all of them."""
+
+    def looked(self, weights: LayerWeights, images: Images, deep: Tensor | None) -> None:
+        """Nothing to do."""
 
     def placed(self, tokens: Tensor, x: Tensor) -> None:
         """Nothing to do."""
@@ -106,7 +112,7 @@ def compare_cached(generation: Generation, log: RouteLog, lossless: bool) -> Com
     for answer in answers:
         ids = answer.whole[: answer.seen]
         positions = torch.arange(len(ids), device=device)
-        pieces.append(next_piece(run, ids, positions, None, generation.images))
+        pieces.append(next_piece(run, ids, positions, None, generation.images, prompt=len(answer.ids)))
         rows += [firsts[-1] + position for position in answer.scores]
         firsts.append(firsts[-1] + len(ids))
     ran = torch.tensor([firsts[number] + position for number, position in generation.ran])

@@ -22,6 +22,11 @@ log-likelihood, largest Kullback-Leibler divergence in nats a token.
 """
 
 
+def exact(compute: torch.dtype) -> bool:
+    """Whether errors in this type are small enough for the strict limits."""
+    return compute in (torch.float32, torch.float64)
+
+
 def limits(compute: torch.dtype) -> tuple[float, float]:
     """What passes in this type, and what is aimed at."""
     return (FINE_LIMIT, FINE_AIM) if compute == torch.float64 else (LIMIT, AIM)

@@ -15,19 +15,24 @@ from runtime.hand_over import hand_over, picks_wanted
 from runtime.passes import RankRun
 
 
-def handed_over(run: RankRun, stage: int, x: Tensor, pieces: Sequence[Piece]) -> Tensor | None:
-    """The stream x [tokens, .., hidden] as it comes to `stage` from the one before; every rank calls it.
+def handed_over(
+    run: RankRun, stage: int, x: Tensor, pieces: Sequence[Piece]
+) -> tuple[Tensor, Tensor | None] | None:  # fmt: skip
+    """The stream x [tokens, .., hidden] as it comes to `stage` from the one before, and features of images.
 
-    None on other stages. What goes with the stream goes too; of an indexer's picks only the shape.
+    Every rank calls it; None on other stages. Of an indexer's picks only the shape is sent.
     """
     ctx, sent_along = run.ctx, []
     picks = picks_wanted(ctx.model, run.stages, stage)
     for piece in pieces:
         tokens = len(piece.positions)
         picked = torch.zeros((tokens, min(picks, tokens)), dtype=torch.int64, device=x.device) if picks else None
-        sent_along.append(replace(piece, beside=replace(piece.beside, picked=picked)))
+        deep = piece.beside.deep if ctx.at.stage == stage - 1 else None
+        deep = None if deep is None else deep.to(ctx.compute)
+        sent_along.append(replace(piece, beside=replace(piece.beside, picked=picked, deep=deep)))
     sent = x.to(ctx.compute) if ctx.at.stage == stage - 1 else None
-    return hand_over(ctx, run.stages, stage - 1, sent, sent_along)
+    came = hand_over(ctx, run.stages, stage - 1, sent, sent_along)
+    return None if came is None else (came, sent_along[0].beside.deep)
 
 
 def stream_error(x: Tensor, reference: Tensor, beside: Beside, exact: bool) -> tuple[float, int] | None:

@@ -9,19 +9,16 @@ import torch
 from torch import Tensor
 
 from runtime.blocks import stream
+from runtime.blocks.beside import Beside
 from runtime.blocks.context import RankContext
 from runtime.blocks.images import Images
 from runtime.blocks.places import whole_pieces
+from runtime.checking.checks import gather
 from runtime.checking.compare import relative_margin
 from runtime.checking.probes import Routes, operators
 from runtime.checking.reference import Record, Reference
 from runtime.hand_over import deep_shape, picks_before
 from shard_plans.families.model import Layer
-
-
-def exact(compute: torch.dtype) -> bool:
-    """Whether errors in this type are small enough for the strict limits."""
-    return compute in (torch.float32, torch.float64)
 
 
 def reference_dtype(compute: torch.dtype) -> torch.dtype:
@@ -56,10 +53,31 @@ class Handed:
         """The texts, with what is known beside the reference's stream."""
         self.out = self._stream(None if reference is None else reference.begin_all(texts, images))
         """The reference's stream so far."""
+        self.steps: dict[str, Tensor] = {}
+        """Step of the vision tower -> what it made, on the ranks of the first stage."""
         first = self.pieces[0].beside
-        if first.tokens is not None and ctx.model.sizes.get("deepstack"):
-            deep = None if reference is None else reference.pieces[0].beside.deep
-            first.deep = ctx.comm.share(deep, 0, deep_shape(ctx.model, first.tokens), self._wide)
+        if first.tokens is not None:
+            self._beside(first, None if reference is None else reference.pieces[0].beside)
+            self._steps({} if reference is None else reference.looked)
+
+    def _beside(self, mine: Beside, theirs: Beside | None) -> None:
+        """Rank 0's places of the tokens and features of the images, in place of `mine`."""
+        ctx, tokens = self._ctx, mine.tokens
+        if mine.places is not None:
+            places = None if theirs is None else theirs.places
+            mine.places = ctx.comm.share(places, 0, mine.places.shape, torch.int64)
+        if tokens is not None and ctx.model.sizes.get("deepstack"):
+            deep = None if theirs is None else theirs.deep
+            mine.deep = ctx.comm.share(deep, 0, deep_shape(ctx.model, tokens), self._wide)
+
+    def _steps(self, made: dict[str, Tensor]) -> None:
+        """Hand round what the tower's steps made; `made` is rank 0's, which is emptied."""
+        ctx = self._ctx
+        for name, shape in gather(ctx.comm, ctx.device, [[name, list(x.shape)] for name, x in made.items()])[0]:
+            x = made.pop(name, None)
+            shared = ctx.comm.share(x if x is None else x.to(self._wide), 0, shape, self._wide)
+            if ctx.at.stage == 0:
+                self.steps[name] = shared
 
     def next_layer(self, layer: Layer) -> Given:
         """Run the reference's layer and hand its results round."""
@@ -76,7 +94,7 @@ class Handed:
                 None if record is None else record.made[name], 0,
                 (self._tokens, ctx.size("experts" if name == "router" else "hidden")), self._wide,
             )
-            for name in operators(layer)
+            for name in operators(layer, self.pieces[0].beside.deep)
         }  # fmt: skip
         return Given(start, self.out, made, self._routes(record) if layer.words["ffn"] == "moe" else None)
 

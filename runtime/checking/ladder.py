@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from runtime.blocks import forward, stream
@@ -14,14 +13,15 @@ from runtime.blocks.images import Images
 from runtime.blocks.piece import Piece
 from runtime.blocks.probe import NOBODY, Probe
 from runtime.blocks.weights import LayerWeights
-from runtime.checking.checks import Measure, limits, worst
+from runtime.checking.checks import Measure, exact, limits, worst
 from runtime.checking.compare import NOISE, cosine, layer_error, relative, relative_margin
 from runtime.checking.decode import decode
 from runtime.checking.edges import handed_over, stream_error
 from runtime.checking.figures import LayerFigures
-from runtime.checking.handed import Given, Handed, exact
+from runtime.checking.handed import Given, Handed
 from runtime.checking.probes import OPERATORS, Compared, Replay, operators
 from runtime.checking.reference import Reference
+from runtime.checking.tower import deep_measure, passes, placed_measure, places_measure, tower_measures
 from runtime.passes import RankRun
 from shard_plans.console import Advance
 from shard_plans.families.model import Layer
@@ -41,9 +41,10 @@ class Ladder:
         reference: Reference | None,
         images: Images | None = None,
         advance: Advance | None = None,
+        pieces: Sequence[Piece] = (),
     ) -> None:
         """`texts`: ids [tokens] of each, whose rows lie one behind the other. `compare`: there is a reference, which is
-        given on rank 0 alone. `advance` is told of every layer.
+        given on rank 0 alone. `advance` is told of every layer. `pieces`: the texts as this rank runs them.
         """
         self._advance = advance
         self.run, self.ctx, self._sizes = run, run.ctx, [len(ids) for ids in texts]
@@ -62,21 +63,29 @@ class Ladder:
         """Of every layer that this rank ran."""
         self._worst: dict[str, Measure] = {}
 
+        if self._handed is not None and pieces:
+            self._vision(places_measure(self.ctx, pieces[0].beside, self._handed.pieces[0].beside))
+
     @property
     def measures(self) -> list[Measure]:
         """The worst of each kind."""
         return list(self._worst.values())
 
-    def placed(self, tokens: Tensor, x: Tensor) -> None:
-        """Compare what the images became."""
+    def looked(self, weights: LayerWeights, images: Images, deep: Tensor | None) -> None:
+        """Look again, each step of the tower with what the reference's step before it made."""
         if self._handed is None:
             return
-        where, ours, theirs = f"rank {self.ctx.at.rank}", x[tokens], self._handed.out[tokens]
-        if self._exact:
-            error, row = layer_error(torch.zeros_like(theirs), ours, theirs)
-            self._note("vision", error, f"{where}, token {int(tokens[row])}")
-        else:
-            self._note("vision", cosine(ours, theirs), where)
+        for measure in tower_measures(self.ctx, weights, images, self._handed.steps):
+            self._vision(measure)
+        self._handed.steps.clear()
+        theirs = self._handed.pieces[0].beside.deep
+        if theirs is not None:
+            self._vision(deep_measure(self.ctx, f"deep features, rank {self.ctx.at.rank}", deep, theirs))
+
+    def placed(self, tokens: Tensor, x: Tensor) -> None:
+        """Compare what the images became."""
+        if self._handed is not None:
+            self._vision(placed_measure(self.ctx, tokens, x, self._handed.out))
 
     def before(self, layer: Layer) -> Probe:
         """Learn what the reference makes of the layer; near-ties of the pass will take its routes."""
@@ -85,7 +94,12 @@ class Ladder:
         self._given = given = self._handed.next_layer(layer)
         stage = self.run.stage_of(layer.index)
         if stage and layer.index == self.run.stages[stage][0]:
-            self._entered(f"handed to stage {stage}", handed_over(self.run, stage, given.start, self._handed.pieces))
+            came = handed_over(self.run, stage, given.start, self._handed.pieces)
+            self._entered(f"handed to stage {stage}", None if came is None else came[0])
+            theirs = self._handed.pieces[0].beside.deep
+            if came is not None and came[1] is not None and theirs is not None:
+                where = f"deep features handed to stage {stage}, rank {self.ctx.at.rank}"
+                self._vision(deep_measure(self.ctx, where, came[1], theirs))
         self._replay = Replay(given.routes, self._noise, given.start) if self._exact and given.routes else None
         return self._replay or NOBODY
 
@@ -157,8 +171,11 @@ class Ladder:
 
     def _operators(self, where: str, layer: Layer, found: LayerFigures, probe: Compared) -> None:
         """The first operator that fails, or the worst of those that pass."""
+        wanted = operators(layer, None if self._handed is None else self._handed.pieces[0].beside.deep)
+        if self._exact:  # what wasn't run
+            probe.found.update({name: (1.0, 0) for name in wanted if name not in probe.found})
         found.operators = {name: value for name, (value, _) in probe.found.items()}
-        seen = [name for name in operators(layer) if name in probe.found]
+        seen = [name for name in wanted if name in probe.found]
         failed = [name for name in seen if self._exact and not probe.found[name][0] <= self._limit]
         pick = max if self._exact else min
         first = failed[0] if failed else pick(seen, key=lambda name: probe.found[name][0])
@@ -194,6 +211,12 @@ class Ladder:
         while row >= self._sizes[number]:
             row, number = row - self._sizes[number], number + 1
         return f"token {row}" if len(self._sizes) == 1 else f"prompt {number}, token {row}"
+
+    def _vision(self, measure: Measure | None) -> None:
+        """Keep the first that fails of the images' path, or the worst of those that pass."""
+        known = self._worst.get("vision")
+        if measure is not None and (known is None or passes(known, self.ctx.compute)):
+            self._note("vision", measure.value, measure.where, measure.order)
 
     def _note(self, check: str, value: float, where: str, order: int = 0) -> None:
         new, known = Measure(check, value, where, order), self._worst.get(check)

@@ -17,14 +17,15 @@ DRIFT, MOST = 10.0, 1e-3
 largest error that explains any."""
 
 
-OPERATORS = ("attn.norm", "attn", "ffn.norm", "router", "experts", "shared", "ffn")
+OPERATORS = ("attn.norm", "attn", "ffn.norm", "router", "experts", "shared", "ffn", "deep")
 """What a probe sees of a layer, in the order of execution, but the stream that comes in."""
 
 
-def operators(layer: Layer) -> tuple[str, ...]:
-    """Those that a layer has."""
+def operators(layer: Layer, deep: Tensor | None = None) -> tuple[str, ...]:
+    """Those that a layer has; `deep` is what the first layers add of images [layers, ..]."""
     lacks = {"router", "experts", "shared"} if layer.words["ffn"] != "moe" else set()
     lacks |= {"shared"} if layer.words.get("shared") is None else set()
+    lacks |= {"deep"} if deep is None or layer.index >= len(deep) else set()
     return tuple(name for name in OPERATORS if name not in lacks)
 
 

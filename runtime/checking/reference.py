@@ -26,6 +26,7 @@ from runtime.blocks.weights import LayerWeights
 from runtime.checking.probes import Recorder
 from runtime.checking.rebuilt import Rebuilt
 from runtime.checking.stored import StoredWeights
+from runtime.checking.tower import TowerRecorder
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.binding import Binding
 from shard_plans.families.model import Layer
@@ -81,6 +82,9 @@ class Reference:
         self.pieces: Sequence[Piece] = ()
         """The texts, with what is known beside the stream reached so far."""
 
+        self.looked: dict[str, Tensor] = {}
+        """Step of the vision tower -> what it made; whoever hands it on may empty it."""
+
     @property
     def largest(self) -> tuple[int, int]:
         """Bytes of the largest section as stored; numbers of the largest matrix."""
@@ -98,12 +102,14 @@ class Reference:
     def begin_all(self, texts: Sequence[Tensor], images: Images | None = None) -> Tensor:
         """The same with several, whose rows lie one behind the other; `images` are those of the first."""
         device = self.context.device
+        self.looked.clear()
         self._left = deque(self.context.model.forward_layers)
         self.pieces = whole_pieces(self.context.model, [ids.to(device) for ids in texts], images)
         ids = torch.cat([ids.to(device) for ids in texts])
         with torch.no_grad():
             tower = {} if images is None else self._section("vision")
-            seen = None if images is None else towers.see(self.context, tower, images, ids, self.pieces[0].beside)
+            looker, beside = TowerRecorder(self.looked), self.pieces[0].beside
+            seen = None if images is None else towers.see(self.context, tower, images, ids, beside, looker)
             self._x = forward.embed(self.context, self._section("first"), ids, seen)
         return self._x
 

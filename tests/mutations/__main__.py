@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from tests.mutations.bugs import BUGS
-from tests.mutations.models import PLANS, Outputs
+from tests.mutations.models import EVERY, Outputs
 from tests.mutations.report import line, markdown
 from tests.mutations.run import Cell, try_bug
 
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     """The options."""
     made = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
     made.add_argument("--seeds", type=int, nargs="+", default=[0], help="each chooses plans, layers, ranks and prompts")
-    made.add_argument("--families", nargs="+", default=list(PLANS), choices=list(PLANS), metavar="NAME")
+    made.add_argument("--families", nargs="+", default=list(EVERY), choices=list(EVERY), metavar="NAME")
     made.add_argument("--bugs", nargs="+", default=[], metavar="WORD", help="only bugs whose name has one of these")
     made.add_argument("--keep", type=Path, help="a folder in which checkpoints are kept between runs")
     return made

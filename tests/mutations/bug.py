@@ -39,14 +39,20 @@ class Site:
         """The layer's pipeline stage."""
         return next(n for n, (first, stop) in enumerate(self.opened.plan.stages) if first <= self.layer.index < stop)
 
+    @property
+    def block(self) -> int:
+        """A block of the vision tower."""
+        return int(self.layer.index % self.model.sizes["vt_count"])
+
     def word(self, name: str) -> Any:
         """A word of the layer's block vocabulary, or None."""
         return self.layer.words.get(name)
 
 
-EMBEDDING, HEAD, STAGE, STEP, ANSWER = "embedding", "head", "stage", "step", "answer"
+EMBEDDING, HEAD, STAGE, STEP, ANSWER, SEEN = "embedding", "head", "stage", "step", "answer", "seen"
 """Places of bugs that lie in no layer's weights: both ends of the model, between two stages; in what a cache keeps from
-one token to the next, and in what it keeps where a prompt comes in chunks and an answer needs more blocks.
+one token to the next, and in what it keeps where a prompt comes in chunks and an answer needs more blocks; on the way
+of an image, up to the first layer.
 """
 
 
@@ -64,3 +70,10 @@ class Bug:
     """In which arithmetic it is looked for: what is smaller than float32's rounding shows in float64 alone."""
     like: str = ""
     """A published bug of this kind."""
+    images: bool = False
+    """It is put into models with a vision tower, whose prompts hold images; others into those without."""
+    dealt: bool = False
+    """It needs images that are dealt to the tp ranks."""
+    names: Callable[[Site], str] = lambda site: ""
+    """What the check `vision` must say first, or the sentence that ends the run somewhere, if the place is `seen`: a
+    pattern."""

@@ -10,12 +10,12 @@ from runtime.kv_options import KvOptions
 from runtime.request import RunOptions
 from runtime.run import verify_and_run
 from shard_plans.errors import ReshardError
-from tests.mutations.bug import ANSWER, EMBEDDING, HEAD, STAGE, STEP, Bug, Site
+from tests.mutations.bug import ANSWER, EMBEDDING, HEAD, SEEN, STAGE, STEP, Bug, Site
 
 CHUNK, NEW = 16, 4
 """How a prompt is filled in, and the tokens behind it, where the cache of an answer is looked at."""
 ATTENTION, FFN = ("attn.norm", "attn"), ("ffn.norm", "router", "experts", "shared", "ffn")
-HALVES = {"attn": ATTENTION, "ffn": FFN, "layer": ATTENTION + FFN}
+HALVES = {"attn": ATTENTION, "ffn": FFN, "layer": ATTENTION + FFN, "deep": ("deep",)}
 """Place of a bug -> operators of which one must be the first that fails."""
 
 
@@ -36,11 +36,15 @@ def judge(bug: Bug, site: Site, checkpoint: Path, ids: str, device: str = "cpu")
     """Verify the spoiled output against the checkpoint."""
     options = RunOptions(site.out, checkpoint, device=device, input_ids=ids, compute=bug.compute)
     if bug.place == ANSWER:
-        options = replace(options, max_new_tokens=NEW, cache=KvOptions(chunk=CHUNK), ignore_end=True)
+        chunk = None if bug.images else CHUNK
+        options = replace(options, max_new_tokens=NEW, cache=KvOptions(chunk=chunk), ignore_end=True)
+    if bug.dealt or (bug.images and site.dice.random() < 0.5):
+        options = replace(options, vision="data-parallel")
     try:
         result = verify_and_run(options)
     except ReshardError as fault:
         named = "KV cache: block" if bug.place == ANSWER else rf"layer {site.layer.index}\b"
+        named = rf"vision tower: .*{bug.names(site)}" if bug.place == SEEN else named
         return Finding(True, re.search(named, str(fault)) is not None, ("refused",), str(fault))
     wrong = {check.name: check.where for check in result.checks if not check.passed}
     return Finding(not result.passed, _pinned(bug, site, wrong), tuple(wrong), _first(wrong))
@@ -51,6 +55,9 @@ def _pinned(bug: Bug, site: Site, wrong: dict[str, str]) -> bool:
     layers = wrong.get("layers", "")
     if "finite" in wrong:
         return re.search(rf"layer {site.layer.index}, [\w.]+: the first result", wrong["finite"]) is not None
+    if bug.place == SEEN:
+        elsewhere = bool(set(wrong) & {"operators", "routing", "decode"}) or (layers and "embedding" not in layers)
+        return not elsewhere and re.match(bug.names(site), wrong.get("vision", "")) is not None
     if bug.place == EMBEDDING:
         return layers.startswith("embedding,")
     if bug.place == HEAD:
@@ -74,5 +81,5 @@ def _layer(where: str) -> int | None:
 
 
 def _first(wrong: dict[str, str]) -> str:
-    order = ("finite", "operators", "layers", "routing", "decode", "hidden", "logits", "cache", "bytes")
+    order = ("finite", "vision", "operators", "layers", "routing", "decode", "hidden", "logits", "cache", "bytes")
     return next((wrong[name] for name in order if name in wrong), "")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.checkpoints import cache
+from tests.checkpoints.kimi_k3 import make_kimi_k3
 from tests.tools.sharded import convert_tiny
 
 DENSE: tuple[Mapping[str, int], ...] = ({"tp": 2}, {"tp": 2, "pp": 3}, {"tp": 4, "pp": 2}, {"tp": 2, "dp": 2, "pp": 2})
@@ -29,6 +30,15 @@ PLANS: Mapping[str, tuple[Mapping[str, int], ...]] = {
 MXFP4; two kinds of linear attention; INT4 groups.
 """
 
+PICTURED: tuple[Mapping[str, int], ...] = (
+    {"tp": 2, "ep": 2}, {"tp": 2, "pp": 2}, {"tp": 2, "pp": 3, "ep": 2}, {"tp": 2, "dp": 2, "pp": 2, "ep": 2},
+)  # fmt: skip
+TOWERS: Mapping[str, tuple[Mapping[str, int], ...]] = {
+    name: PICTURED for name in ("kimi_k25", "kimi_k3", "qwen3_vl_moe", "qwen3_5_moe", "minimax_m3_vl")
+}
+"""Those that bugs of images are put into: three or four layers behind a tower of two or three blocks."""
+EVERY = {**PLANS, **TOWERS}
+
 
 class Outputs:
     """Checkpoints, kept between runs, and what was converted from them, each once."""
@@ -51,6 +61,8 @@ class Outputs:
 
 def make(name: str, folder: Path, seed: int = 0) -> None:
     """Write a tiny checkpoint; other seeds give other values."""
+    if name == "kimi_k3":
+        return make_kimi_k3(folder, seed)
     from tests.checkpoints import tiny  # transformers takes seconds to import; a kept checkpoint needs none
 
     tiny.quiet()

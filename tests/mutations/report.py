@@ -39,6 +39,9 @@ def first(cell: Cell) -> str:
     where, by = cell.finding.where, cell.finding.by
     if by == ("refused",):
         return "refused"
+    seen = re.match(r"the tower's ([a-z]+(?: \d+, [a-z]+)?)|(the images' tokens|deep features|places)", where)
+    if seen is not None:
+        return re.sub(r" \d+", "", seen[1] or seen[2])
     found = re.match(
         r"layer \d+, rank \d+, (?!token)([a-z][\w.]+)|(embedding|handed)|rank \d+: layer \d+, ([a-z][\w.]+)", where
     )

@@ -13,7 +13,8 @@ import pytest
 from runtime.opened import open_output
 from tests.mutations.bug import Bug
 from tests.mutations.judge import Finding, judge
-from tests.mutations.models import PLANS, Outputs
+from tests.mutations.models import EVERY, TOWERS, Outputs
+from tests.mutations.pictures import pictures
 from tests.mutations.site import choose
 
 TOKENS, WORDS_BEHIND = 38, 240
@@ -41,7 +42,9 @@ def prompt(dice: random.Random, tokens: int = TOKENS) -> str:
 def try_bug(bug: Bug, family: str, seed: int, outputs: Outputs, device: str = "cpu") -> Cell | None:
     """The bug at a random place of the family's model, cut by a random plan; None where it can't be had at all."""
     dice = random.Random(f"{bug.name} {family} {seed}")
-    plans = list(PLANS[family])
+    if bug.images != (family in TOWERS):
+        return None
+    plans = list(EVERY[family])
     dice.shuffle(plans)
     for sizes in plans:
         whole = outputs.output(family, sizes)
@@ -51,7 +54,7 @@ def try_bug(bug: Bug, family: str, seed: int, outputs: Outputs, device: str = "c
             site = choose(bug, out, open_output(out), dice, patch)
             if site is None:
                 continue
-            ids = prompt(dice)
+            ids = pictures(dice, site.model, Path(folder)) if bug.images else prompt(dice)
             bug.inject(site)
             finding = judge(bug, site, outputs.checkpoint(family), ids, device)
             words = " ".join(f"{axis} {size}" for axis, size in sizes.items())

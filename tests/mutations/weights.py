@@ -74,7 +74,8 @@ def _differs(edit: Edit, shape: tuple[int, ...], site: Site) -> bool:
 
 def in_files(site: Site, names: list[str], edit: Any) -> None:
     """Spoil the file from which the rank has the tensors; digests are made anew."""
-    prefix = "" if names[0] in ("embed", "head", "norm") else f"layers.{site.layer.index}."
+    outside = names[0] in ("embed", "head", "norm") or names[0].startswith("vision.")
+    prefix = "" if outside else f"layers.{site.layer.index}."
     entry = site.opened.root.ranks[site.rank]
     for name in names:
         file = next(f for f, n in tamper.find(site.out, prefix + name) if n == prefix + name and f in entry.files)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from runtime.blocks.context import RankContext
+from runtime.blocks.images import Images
 from runtime.blocks.probe import NOBODY, Probe
 from runtime.blocks.router import Routing
 from runtime.blocks.weights import LayerWeights
@@ -31,6 +32,11 @@ class Diary:
     """What one rank's watcher was told."""
 
     entries: list[tuple[str, int]] = field(default_factory=list)
+
+    def looked(self, weights: LayerWeights, images: Images, deep: torch.Tensor | None) -> None:
+        """Note it."""
+        assert weights
+        self.entries.append(("looked", len(images.grids)))
 
     def placed(self, tokens: torch.Tensor, x: torch.Tensor) -> None:
         """Note it."""

@@ -153,6 +153,18 @@ def test_a_placeholder_without_an_image_is_refused(tiny: MakeCheckpoint) -> None
         find_places(model, ids, replace(images, grids=images.grids[:1]))
 
 
+@pytest.mark.parametrize("name", ["qwen3_vl_moe", "kimi_k25"])
+def test_a_placeholder_that_was_generated_is_a_word(name: str, tiny: MakeCheckpoint) -> None:
+    model = bound(tiny(name)).model
+    ids, images = two_images(model, 250)
+    alone, longer = beside_images(model, ids, images), torch.cat([ids, torch.tensor([250, 7])])
+    beside = beside_images(model, longer, images, len(ids))
+    assert beside.tokens is not None and alone.tokens is not None and torch.equal(beside.tokens, alone.tokens)
+    if alone.places is not None and beside.places is not None:
+        assert torch.equal(beside.places[:, :-2], alone.places)
+        assert beside.places[:, -2:].tolist() == [[len(longer) - 2 + shift(alone), len(longer) - 1 + shift(alone)]] * 3
+
+
 @pytest.mark.parametrize("name", GRIDS)
 @pytest.mark.parametrize("tp", [2, 4])
 def test_ranks_that_look_at_some_images_each(tiny: MakeCheckpoint, name: str, tp: int) -> None:

@@ -38,6 +38,9 @@ class Watch:
     routes: dict[int, Tensor] = field(default_factory=dict)
     hidden: dict[int, Tensor] = field(default_factory=dict)
 
+    def looked(self, weights: LayerWeights, images: Images, deep: Tensor | None) -> None:
+        """Nothing to do."""
+
     def placed(self, tokens: Tensor, x: Tensor) -> None:
         """Nothing to do."""
 

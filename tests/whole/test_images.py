@@ -30,8 +30,9 @@ CELLS = [
 
 
 def run(
-    source: Path, folder: Path, plan: dict[str, int], new_tokens: int = 0, vision: str = "replicated"
-) -> tuple[Tensor, Any]:
+    source: Path, folder: Path, plan: dict[str, int], new_tokens: int = 0, vision: str = "replicated",
+    compute: str = "float32",
+) -> tuple[Tensor, Any]:  # fmt: skip
     """The logits of the reference's own image and ids, and all that verify-and-run found."""
     reference, ids = expected(source), folder / "ids.safetensors"
     convert_tiny(source, folder / "out", plan)
@@ -40,7 +41,13 @@ def run(
     logits = folder / "logits.safetensors"
     found = verify_and_run(
         RunOptions(
-            folder / "out", source, input_ids=str(ids), logits_out=logits, max_new_tokens=new_tokens, vision=vision
+            folder / "out",
+            source,
+            input_ids=str(ids),
+            logits_out=logits,
+            max_new_tokens=new_tokens,
+            vision=vision,
+            compute=compute,
         )
     )
     return load_file(logits)["logits"], found
@@ -53,6 +60,15 @@ def test_logits_with_an_image(name: str, number: int, tiny: MakeCheckpoint, tmp_
     assert found.passed, found.checks
     assert relative(logits, expected(source)["vision.logits"][0]) < LIMIT
     assert relative(logits, expected(source)["logits"][0]) > 0.1  # without the image it would be another answer
+
+
+@pytest.mark.parametrize("vision", ["replicated", "data-parallel"])
+def test_images_in_low_precision_over_stages(vision: str, tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    """The second stage adds features of the images, which came over in the ranks' own type."""
+    _, found = run(tiny("qwen3_vl_moe"), tmp_path, {"tp": 2, "pp": 3}, vision=vision, compute="bfloat16")
+    found_vision = next(check for check in found.checks if check.name == "vision")
+    assert found_vision.passed and found_vision.worst > 0.999
+    assert any("takes ids without images" in said for said in found.not_checked)
 
 
 def test_the_tower_data_parallel(tiny: MakeCheckpoint, tmp_path: Path) -> None:
