@@ -11,13 +11,13 @@ import click
 from converter.report import show_adopt, show_check, show_convert, show_restore
 from converter.verbs import adopt, check, convert, restore
 from shard_plans.console import emit, progress, remark
-from shard_plans.options import SIZES, Verb, contradictions, family_option, json_option, sizes_options
+from shard_plans.options import PATH, SIZES, Verb, contradictions, family_option, json_option, sizes_options
 
 
 @click.command("convert", cls=Verb)
-@click.argument("checkpoint", type=click.Path())
-@click.argument("out", type=click.Path())
-@click.option("--plan", type=click.Path(), help="The plan that plan-memory wrote; else give the sizes.")
+@click.argument("checkpoint", type=PATH)
+@click.argument("out", type=PATH)
+@click.option("--plan", type=PATH, help="The plan that plan-memory wrote; else give the sizes.")
 @sizes_options
 @family_option
 @click.option("--layout", metavar="NAME", help="For another loader than reshard's own: deepseek-mp, vllm@0.33.")
@@ -49,8 +49,8 @@ def convert_command(
 
 
 @click.command("check", cls=Verb)
-@click.argument("out", type=click.Path())
-@click.option("--deep", type=click.Path(), help="Put the source back together and compare it with this checkpoint.")
+@click.argument("out", type=PATH)
+@click.option("--deep", type=PATH, help="Put the source back together and compare it with this checkpoint.")
 @json_option
 def check_command(out: str, deep: str | None, as_json: bool) -> None:
     """Check an output: its hashes and, with --deep, every byte (exit 1: something differs)."""
@@ -64,8 +64,8 @@ def check_command(out: str, deep: str | None, as_json: bool) -> None:
 
 
 @click.command("adopt", cls=Verb)
-@click.argument("folder", type=click.Path())
-@click.option("--checkpoint", type=click.Path(), help="What it was made from, or its config.json.")
+@click.argument("folder", type=PATH)
+@click.option("--checkpoint", type=PATH, help="What it was made from, or its config.json.")
 @family_option
 @click.option("--workers", default=4, show_default=True, type=click.IntRange(1, 64), help="Threads that hash.")
 @json_option
@@ -80,8 +80,8 @@ def adopt_command(folder: str, as_json: bool, **options: Any) -> None:
 
 
 @click.command("restore", cls=Verb)
-@click.argument("out", type=click.Path())
-@click.argument("folder", type=click.Path())
+@click.argument("out", type=PATH)
+@click.argument("folder", type=PATH)
 @click.option("--converted", is_flag=True, help="With the weights that --weights changed as they are now.")
 @json_option
 def restore_command(out: str, folder: str, converted: bool, as_json: bool) -> None:

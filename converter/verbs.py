@@ -92,7 +92,7 @@ def _part(text: str | None) -> Part:
 
 def check(out: AnyPath, deep: AnyPath | None = None, progress: Progress | None = None) -> CheckResult:
     """Check the hashes of an output and, with `deep`, every byte of it against that checkpoint."""
-    return check_output(Path(out), Path(deep) if deep else None, progress=progress)
+    return check_output(Path(out), Path(deep) if deep is not None else None, progress=progress)
 
 
 def adopt(
@@ -107,7 +107,11 @@ def adopt(
     `checkpoint`: what it was made from, or its config.json; without it the folder's own config.json counts.
     """
     return adopt_folder(
-        Path(folder), Path(checkpoint) if checkpoint else None, Path(family) if family else None, workers, progress
+        Path(folder),
+        Path(checkpoint) if checkpoint is not None else None,
+        Path(family) if family is not None else None,
+        workers,
+        progress,
     )
 
 

@@ -16,16 +16,16 @@ from runtime.report import show_run
 from runtime.request import COMPUTE, TIMEOUT, VISION, silent
 from runtime.verbs import verify_and_run
 from shard_plans.console import emit, progress
-from shard_plans.options import Verb, json_option, refuse
+from shard_plans.options import PATH, Verb, json_option, refuse
 
 LIBRARY = "transformers"
 """As --reference: that library's own model."""
 
 
 @click.command("verify-and-run", cls=Verb)
-@click.argument("out", type=click.Path())
+@click.argument("out", type=PATH)
 @click.option(
-    "--reference", "references", type=click.Path(), multiple=True, metavar="CHECKPOINT",
+    "--reference", "references", type=PATH, multiple=True, metavar="CHECKPOINT",
     help="The checkpoint, run unsharded in fp32 and compared layer by layer; given again as `transformers`, with that "
     "library's own model besides.",
 )  # fmt: skip
@@ -33,7 +33,7 @@ LIBRARY = "transformers"
 @click.option("--backend", help="Collective backend under torchrun; by default the device's own.")
 @click.option("--prompt", help="Text to continue, by the checkpoint's tokenizer.")
 @click.option("--input-ids", help="Token ids: 1,2,3, or a safetensors file with `input_ids` (and images).")
-@click.option("--prompts", type=click.Path(), help="A file of prompts, one a line, which are answered all at once.")
+@click.option("--prompts", type=PATH, help="A file of prompts, one a line, which are answered all at once.")
 @click.option(
     "--context", type=click.IntRange(1), help="Without any of these: how many tokens of a fixed list to run (16)."
 )
@@ -60,9 +60,9 @@ LIBRARY = "transformers"
 )  # fmt: skip
 @click.option("--quick", is_flag=True, help="Load, run and compare a few layers alone, of every kind.")
 @click.option("--sensitivity", is_flag=True, help="Show what each group of weights would cost in FP8 and INT8.")
-@click.option("--logits-out", type=click.Path(), help="Write the prefill's logits to this safetensors file.")
-@click.option("--html", type=click.Path(), help="Write the report to this file, as a page that needs nothing else.")
-@click.option("--junit", type=click.Path(), help="Write the checks to this file as JUnit XML, for CI.")
+@click.option("--logits-out", type=PATH, help="Write the prefill's logits to this safetensors file.")
+@click.option("--html", type=PATH, help="Write the report to this file, as a page that needs nothing else.")
+@click.option("--junit", type=PATH, help="Write the checks to this file as JUnit XML, for CI.")
 @json_option
 def verify_and_run_command(out: str, references: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Load an output, run its sharded forward pass, compare and generate (exit 1: a check failed).
@@ -70,8 +70,6 @@ def verify_and_run_command(out: str, references: tuple[str, ...], as_json: bool,
     One process runs all ranks in turn; under torchrun each process is a rank:
     torchrun --nproc-per-node N -m reshard verify-and-run OUT
     """
-    if options["prompt"] is not None and options["input_ids"] is not None:
-        raise click.UsageError("--prompt contradicts --input-ids: give one of them")
     folders = [given for given in references if given != LIBRARY]
     if len(folders) > 1:
         raise click.UsageError(f"--reference names {folders[0]} and {folders[1]}: give one checkpoint")
@@ -89,7 +87,7 @@ def verify_and_run_command(out: str, references: tuple[str, ...], as_json: bool,
 
 
 @click.command("demo", cls=Verb)
-@click.option("-o", "--output", type=click.Path(), help="Keep the checkpoint, plan and shards in this folder.")
+@click.option("-o", "--output", type=PATH, help="Keep the checkpoint, plan and shards in this folder.")
 @json_option
 def demo_command(output: str | None, as_json: bool) -> None:
     """Plan, convert, check, verify and restore a small FP8 MoE checkpoint that reshard makes itself."""

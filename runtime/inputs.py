@@ -15,6 +15,10 @@ from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Model
 
 DEFAULT_TOKENS = 16
+IDS_FILE = ".safetensors"
+"""How the name of a file of ids ends."""
+MOST_TOKENS = 1 << 24
+"""Of the fixed list, whatever the model is made for."""
 SEED = 20240817
 """Of the fixed list; the same ids for every run over one vocabulary."""
 
@@ -38,7 +42,7 @@ def choose_ids(
         return tokenizer.encode(prompt)
     if given is None:
         return default_ids(model.sizes["vocab"], placeholder_id(model), count)
-    if given.endswith(".safetensors"):
+    if given.endswith(IDS_FILE):
         return read_ids(Path(given))
     words = [word.strip() for word in given.split(",")]
     bad = next((word for word in words if not (word.isascii() and word.isdigit() and len(word) < 10)), None)
@@ -63,7 +67,7 @@ def choose_images(given: str | None, model: Model) -> Images | None:
 
     None where the ids come without images. RuntimeFault where the tensors don't fit one another or the model.
     """
-    if given is None or not given.endswith(".safetensors"):
+    if given is None or not given.endswith(IDS_FILE):
         return None
     path = Path(given)
     found, _ = _read(path, ("pixel_values", "grid_thw"))
@@ -134,9 +138,23 @@ def check_ids(ids: list[int], new_tokens: int, model: Model) -> None:
     for place, number in enumerate(ids):
         if not 0 <= number < vocab:
             raise RuntimeFault(f"token id {number} at position {place} is outside the vocabulary of 0 to {vocab - 1}")
-    limit = model.text.get("max_position_embeddings")
-    if isinstance(limit, int) and len(ids) + new_tokens > limit:
+    check_length(len(ids), new_tokens, model)
+
+
+def check_context(count: int, model: Model) -> None:
+    """Refuse a fixed list that is longer than the model was made for, or than can be drawn, before it is drawn."""
+    check_length(count, 0, model)
+    if count > MOST_TOKENS:
         raise RuntimeFault(
-            f"{len(ids)} tokens and {new_tokens} new ones are more than the {limit} positions that config.json allows "
+            f"--context is {count}; at most {MOST_TOKENS} tokens are drawn; give fewer, or ids of your own"
+        )
+
+
+def check_length(tokens: int, new_tokens: int, model: Model) -> None:
+    """Refuse more positions than the model was made for."""
+    limit = model.text.get("max_position_embeddings")
+    if isinstance(limit, int) and tokens + new_tokens > limit:
+        raise RuntimeFault(
+            f"{tokens} tokens and {new_tokens} new ones are more than the {limit} positions that config.json allows "
             "(max_position_embeddings); give fewer"
         )

@@ -15,13 +15,15 @@ from runtime.blocks.forward import check_model
 from runtime.blocks.images import Images
 from runtime.checking.sample import only, sample
 from runtime.comm.devices import open_device
-from runtime.inputs import DEFAULT_TOKENS, check_ids, check_images, choose_ids, choose_images
+from runtime.inputs import DEFAULT_TOKENS, IDS_FILE, check_context, check_ids, check_images, choose_ids, choose_images
 from runtime.kv_options import KvOptions
 from runtime.opened import Opened, open_output
 from runtime.prompts import read_prompts
 from runtime.text import TOKENIZER, Tokenizer
+from shard_plans.apart import check_apart
 from shard_plans.console import Advance, ShowProgress
 from shard_plans.errors import OutputError, ReshardError, RuntimeFault
+from shard_plans.written import file_to_replace
 
 COMPUTE = {
     "float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16
@@ -86,6 +88,18 @@ class RunOptions:
     progress: ShowProgress = silent
     """How a long step is shown: what it is and in which unit it counts."""
 
+    @property
+    def written(self) -> dict[str, Path | None]:
+        """The files that are written, by option."""
+        return {"--logits-out": self.logits_out, "--html": self.html, "--junit": self.junit}
+
+    def check_files(self, written: dict[str, Path | None]) -> None:
+        """Raise OutputError where a file to write can't be written, is named twice, or is one that is read."""
+        for option, path in written.items():
+            check_writable(option, path, self.out)
+        ids = Path(self.input_ids) if self.input_ids is not None and self.input_ids.endswith(IDS_FILE) else None
+        check_apart(written, {"--reference": self.reference, "--prompts": self.prompts, "--input-ids": ids})
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
@@ -123,8 +137,7 @@ def open_request(options: RunOptions) -> Request:
         raise RuntimeFault(f"--timeout is {options.timeout:g}; it must be more than 0 seconds")
     if options.max_new_tokens is not None and options.max_new_tokens < 0:
         raise RuntimeFault(f"--max-new-tokens is {options.max_new_tokens}; it can't be negative")
-    for word in ("logits_out", "html", "junit"):
-        check_writable(f"--{word.replace('_', '-')}", getattr(options, word), options.out)
+    options.check_files(options.written)
     if options.sensitivity and options.reference is None:
         raise RuntimeFault("--sensitivity needs --reference CHECKPOINT: it rounds that checkpoint's weights")
     if options.transformers and options.reference is None:
@@ -141,6 +154,7 @@ def open_request(options: RunOptions) -> Request:
     in_words = options.prompt is not None or options.prompts is not None
     tokenizer = _tokenizer(opened, in_words)
     count = DEFAULT_TOKENS if options.context is None else options.context
+    check_context(count, opened.model)
     ids = choose_ids(options.prompt, options.input_ids, tokenizer, opened.model, count)
     prompts = _prompts(options, tokenizer)
     new_tokens = options.max_new_tokens
@@ -202,6 +216,7 @@ def check_writable(option: str, path: Path | None, out: Path) -> None:
         raise OutputError(f"{option} {path.name}: the folder {folder} isn't there or can't be written")
     if path.resolve().is_relative_to(out.resolve()):
         raise OutputError(f"{option} {path} lies in the output {out}, which is only read")
+    file_to_replace(path, option)
 
 
 def _tokenizer(opened: Opened, needed: bool) -> Tokenizer | None:

@@ -39,6 +39,7 @@ from shard_plans.documents.manifest import ROOT
 from shard_plans.errors import CheckpointError, ManifestError, NotFinite, OutputError, ReshardError, RuntimeFault
 from shard_plans.families.binding import bind
 from shard_plans.placement.precision import in_precision
+from shard_plans.written import file_to_replace
 
 
 def verify_and_run(options: RunOptions) -> RunResult:
@@ -203,11 +204,12 @@ def _write_logits(logits: Tensor, path: Path) -> None:
     """`logits` float32 [tokens, vocabulary], whole or not at all."""
     from safetensors.torch import save_file
 
-    partial = path.with_name(path.name + ".partial")
+    target = file_to_replace(path, "the logits:")
+    partial = target.with_name(target.name + ".partial")
     try:
         partial.unlink(missing_ok=True)
         save_file({"logits": logits.float().cpu().contiguous()}, str(partial))
-        partial.replace(path)
+        partial.replace(target)
     except Exception as error:  # safetensors raises its own classes, which aren't OSError
         with suppress(OSError):
             partial.unlink(missing_ok=True)

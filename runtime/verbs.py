@@ -14,7 +14,7 @@ from runtime.junit import junit as junit_text
 from runtime.junit import junit_error
 from runtime.kv_options import KvOptions
 from runtime.report_html.page import make_page
-from runtime.request import TIMEOUT, VISION, RunOptions, check_writable, silent
+from runtime.request import TIMEOUT, VISION, RunOptions, silent
 from runtime.result import RunResult
 from runtime.run import verify_and_run as run
 from shard_plans.console import ShowProgress
@@ -75,7 +75,7 @@ def verify_and_run(
     )  # fmt: skip
     tells = options.junit if os.environ.get("RANK", "0") == "0" else None
     if tells is not None:
-        check_writable("--junit", tells, options.out)
+        options.check_files({"--junit": tells})
         write_whole(tells, junit_error("Unfinished", "the run didn't come to its end"))  # if it is killed, that stays
     try:
         result = run(options)

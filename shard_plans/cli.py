@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
+from shard_plans.apart import check_apart, output_of
 from shard_plans.console import emit, remark
 from shard_plans.documents.plan import write_plan
 from shard_plans.launch.launch import launch_json, launches, show_launch
 from shard_plans.layouts.loaders import refused_by
 from shard_plans.memory.cluster import parse_cluster
-from shard_plans.options import SIZES, Verb, contradictions, family_option, json_option, sizes_options
+from shard_plans.options import PATH, SIZES, Verb, contradictions, family_option, json_option, sizes_options
 from shard_plans.report import show_inspection, show_plan
 from shard_plans.report_bars import show_bars
 from shard_plans.report_html.page import write_page
@@ -27,9 +28,9 @@ from shard_plans.workload_options import LOAD, workload_options
 
 
 @click.command("plan-memory", cls=Verb)
-@click.argument("checkpoint", type=click.Path())
+@click.argument("checkpoint", type=PATH)
 @click.option("--cluster", help="NODESxCARDS:CARD (a preset, or a size: 80GB, 80GiB), or a .yaml file.")
-@click.option("--plan", type=click.Path(), help="Count the memory of this plan (edited by hand) instead of searching.")
+@click.option("--plan", type=PATH, help="Count the memory of this plan (edited by hand) instead of searching.")
 @sizes_options
 @search_options
 @workload_options
@@ -37,7 +38,7 @@ from shard_plans.workload_options import LOAD, workload_options
 @report_options
 @click.option("--launch", is_flag=True, help="Print the commands that start reshard, vLLM and SGLang with the plan.")
 @family_option
-@click.option("-o", "--output", type=click.Path(), help="Write the plan to this file.")
+@click.option("-o", "--output", type=PATH, help="Write the plan to this file.")
 @json_option
 @click.pass_context
 def plan_memory_command(
@@ -55,6 +56,12 @@ def plan_memory_command(
     **options: Any,
 ) -> None:
     """Choose what goes where on a cluster, and say whether it fits (exit 1: it doesn't)."""
+    read = {"CHECKPOINT": checkpoint, "--cluster": cluster, "--family": options["family"],
+            "--expert-load": options["expert_load"]}  # fmt: skip
+    check_apart(
+        {"-o": _path(output), "--html": _path(html)},
+        {**{name: _path(given) for name, given in read.items()}, "--plan": output_of(_path(plan))},
+    )
     if plan is not None:
         clash = contradictions(ctx, (*SIZES, *SEARCH, *LOAD))
         if clash:
@@ -92,8 +99,12 @@ def plan_memory_command(
     sys.exit(0 if found.plan.fits and refusal is None else 1)
 
 
+def _path(given: str | None) -> Path | None:
+    return None if given is None else Path(given)
+
+
 @click.command("inspect", cls=Verb)
-@click.argument("path", type=click.Path())
+@click.argument("path", type=PATH)
 @family_option
 @json_option
 def inspect_command(path: str, family: str | None, as_json: bool) -> None:

@@ -18,7 +18,22 @@ from shard_plans.errors import OtherRankStopped, ReshardError
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/cli.md).")
-family_option = click.option("--family", type=click.Path(), help="A family table of your own (docs/families.md).")
+
+
+class PathName(click.Path):
+    """A path as the user names it; an empty one, such as an unset variable of a script leaves, is a usage error."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """The path; a usage error where it is empty."""
+        if value in ("", b""):
+            self.fail("the path is empty; name one, or leave the option out", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH = PathName()
+family_option = click.option("--family", type=PATH, help="A family table of your own (docs/families.md).")
 
 
 class Tokens(click.ParamType):  # type: ignore[type-arg]  # generic only in click's stubs

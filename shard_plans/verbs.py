@@ -49,7 +49,7 @@ def open_binding(checkpoint: AnyPath, family: AnyPath | None = None) -> Binding:
     opened = open_stored(Path(checkpoint))
     if opened.sharded and family is None:
         return bind(opened, read_family(kept_family(opened.folder)))
-    return bind(opened, load_family(opened.config, Path(family) if family else None))
+    return bind(opened, load_family(opened.config, Path(family) if family is not None else None))
 
 
 def open_model(path: AnyPath | Binding, family: AnyPath | None = None) -> Binding:
@@ -65,7 +65,7 @@ def open_model(path: AnyPath | Binding, family: AnyPath | None = None) -> Bindin
         binding = open_binding(Path(path).parent if Path(path).is_file() else path, family)
         return replace(binding, notes=(*binding.notes, *disagreements(binding)))
     config, digest = read_config(alone)
-    return bind_config(config, digest, alone, load_family(config, Path(family) if family else None))
+    return bind_config(config, digest, alone, load_family(config, Path(family) if family is not None else None))
 
 
 def plan_memory(checkpoint: AnyPath | Binding, cluster: str, **options: Any) -> Plan:
@@ -138,4 +138,4 @@ def count_memory(
 
 def inspect(path: AnyPath, family: AnyPath | None = None) -> Inspection:
     """Say what a checkpoint, config.json, plan or output is."""
-    return inspect_path(Path(path), Path(family) if family else None)
+    return inspect_path(Path(path), Path(family) if family is not None else None)

@@ -74,7 +74,8 @@ def parse_weights(given: Iterable[str]) -> dict[str, str]:
     for text in (word for item in given for word in item.split(",")):
         group, equals, name = text.strip().rpartition("=")
         if not equals and general is not None:
-            raise PlanError(f"--weights names {general} and {brief(name)} for all groups; say which group each is for")
+            said = f"--weights names {general or brief(general)} and {brief(name)} for all groups"
+            raise PlanError(f"{said}; say which group each is for")
         if group in named:
             raise PlanError(f"--weights names {named[group]} and {brief(name)} for {group}; one of them must go")
         if equals:

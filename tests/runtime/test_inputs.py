@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from runtime.inputs import DEFAULT_TOKENS, check_ids, choose_ids, default_ids, read_ids
+from runtime.inputs import DEFAULT_TOKENS, check_context, check_ids, choose_ids, default_ids, read_ids
 from runtime.request import RunOptions
 from runtime.run import verify_and_run
 from runtime.text import Tokenizer, end_tokens
@@ -18,6 +19,7 @@ from shard_plans.errors import RuntimeFault
 from shard_plans.families.family import load_family
 from shard_plans.families.model import Model, bind_model
 from tests.conftest import MakeCheckpoint
+from tests.tools.cli import RunCli
 from tests.tools.sharded import convert_tiny
 from tests.tools.words import write_tokenizer
 
@@ -129,3 +131,21 @@ def test_options_that_cannot_be_met(
     convert_tiny(tiny("llama"), tmp_path / "out", {})
     with pytest.raises(RuntimeFault, match=words):
         verify_and_run(RunOptions(tmp_path / "out", **changes))  # type: ignore[arg-type]
+
+
+def test_a_list_that_is_too_long_is_refused_before_it_is_drawn(model: Model) -> None:
+    limit = model.text["max_position_embeddings"]
+    check_context(limit, model)
+    for count in (limit + 1, 10**23):  # to draw the second would take for ever
+        with pytest.raises(RuntimeFault, match=f"more than the {limit} positions"):
+            check_context(count, model)
+    unlimited = replace(model, text={k: v for k, v in model.text.items() if k != "max_position_embeddings"})
+    check_context(limit + 1, unlimited)
+    with pytest.raises(RuntimeFault, match="at most 16777216 tokens"):
+        check_context(10**23, unlimited)
+
+
+def test_the_command_refuses_such_a_list(tiny: MakeCheckpoint, run_cli: RunCli, tmp_path: Path) -> None:
+    convert_tiny(tiny("llama"), tmp_path / "out", {})
+    ran = run_cli("verify-and-run", tmp_path / "out", "--context", 10**12, "--json", code=2)
+    assert "positions that config.json allows" in ran.json["error"]["message"]

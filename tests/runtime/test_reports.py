@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -214,3 +216,32 @@ def test_without_a_reference_or_experts(tiny: MakeCheckpoint, tmp_path: Path) ->
     convert_tiny(tiny("llama"), tmp_path / "out", {"tp": 1})
     seen = examine(make_page(reshard.verify_and_run(tmp_path / "out")), SEEN, tmp_path)
     assert seen["faults"] == [] and seen["sort"] == "yes" and seen["layers"] == 0 and seen["canvas"] is None
+
+
+def test_reports_are_written_apart_and_in_the_place_of_files(
+    output: Path, tiny: MakeCheckpoint, run_cli: RunCli, tmp_path: Path
+) -> None:
+    fifo, junit_file = tmp_path / "fifo", tmp_path / "verify.xml"
+    os.mkfifo(fifo)
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(tiny("mixtral"), checkpoint)
+    before = {path.name: path.read_bytes() for path in checkpoint.iterdir()}
+    common = ("verify-and-run", output, "--reference", checkpoint, "--json")
+    for option in ("--html", "--logits-out", "--junit"):
+        for name, words in ((fifo, "isn't a file"), (tmp_path, "isn't a file"), (checkpoint / "config.json", "read")):
+            ran = run_cli(*common, option, name, code=2)
+            assert words in ran.json["error"]["message"] and fifo.is_fifo()
+    ran = run_cli(*common, "--html", junit_file, "--junit", junit_file, code=2)
+    assert "both name" in ran.json["error"]["message"]
+    assert {path.name: path.read_bytes() for path in checkpoint.iterdir()} == before
+    junit_file.write_text("old")
+    run_cli(*common, "--html", fifo, "--junit", junit_file, code=2)
+    assert ElementTree.parse(junit_file).find(".//error") is not None
+
+
+def test_contradicting_sources_leave_an_error_in_the_report(output: Path, run_cli: RunCli, tmp_path: Path) -> None:
+    (tmp_path / "verify.xml").write_text("old")
+    sources = ("--prompt", "x", "--input-ids", "1")
+    ran = run_cli("verify-and-run", output, *sources, "--junit", tmp_path / "verify.xml", "--json", code=2)
+    assert "--prompt contradicts --input-ids" in ran.json["error"]["message"]
+    assert ElementTree.parse(tmp_path / "verify.xml").find(".//error") is not None
