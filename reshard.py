@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shard_plans.streams import leave_stdout, open_streams
+
 if TYPE_CHECKING:
     from converter.verbs import adopt, check, convert, restore
     from runtime.verbs import verify_and_run
@@ -68,6 +70,16 @@ def __dir__() -> list[str]:
 
 class _Verbs(click.Group):
     """Verbs by name; listing them imports nothing heavy."""
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """Run the command, whatever streams it was given."""
+        open_streams()
+        try:
+            return super().main(*arguments, **options)
+        except OSError as error:  # of --help: a verb says itself what it couldn't write
+            leave_stdout()
+            click.echo(f"reshard: standard output can't be written: {error.strerror}", err=True)
+            sys.exit(2)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

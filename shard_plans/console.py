@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,9 +34,17 @@ ShowProgress = Callable[[str, str], AbstractContextManager[Advance]]
 """Makes the display of one long step: what it is and in which unit it counts (bytes, layers)."""
 
 
+class _Out(Console):
+    """Standard output: one that nobody reads any more ends the command, as it does without rich."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise BrokenPipeError, in the place of rich's exit code 1, which would mean that a check failed."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 def out() -> Console:
     """Standard output, for people."""
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    return _Out(highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
 def show_figures(table: Table) -> None:

@@ -14,6 +14,7 @@ import click
 
 from shard_plans.console import emit
 from shard_plans.errors import OtherRankStopped, ReshardError
+from shard_plans.streams import leave_stdout
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -32,7 +33,7 @@ class PathName(click.Path):
         return super().convert(value, param, ctx)
 
 
-PATH = PathName()
+PATH = PathName(readable=False)  # what can't be read is said by whoever reads it, under --json too
 family_option = click.option("--family", type=PATH, help="A family table of your own (docs/families.md).")
 
 
@@ -64,8 +65,11 @@ class Verb(click.Command):
         except ReshardError as error:
             self._refuse(ctx, error)
         except OSError as error:
-            if error.errno in (None, errno.EPIPE):
-                raise  # nobody reads what is printed: click ends the command
+            if error.errno == errno.EPIPE:  # nobody reads what is printed; 1 would mean that a check ran and failed
+                leave_stdout()
+                sys.exit(2)
+            if error.errno is None:
+                raise
             where = f"{error.filename} can't be used" if error.filename else "the system refused a call"
             self._refuse(ctx, ReshardError(f"{where}: {error.strerror}; see to the disk, and run again"))
         except (click.ClickException, click.exceptions.Exit, click.Abort):
@@ -84,7 +88,10 @@ class Verb(click.Command):
 def refuse(verb: str, error: ReshardError, as_json: bool) -> None:
     """Say what ended a verb: one sentence on standard error, and with --json one object."""
     if as_json:
-        emit({"error": {"kind": type(error).__name__, "message": str(error)}})
+        try:
+            emit({"error": {"kind": type(error).__name__, "message": str(error)}})
+        except OSError:  # standard output itself may be what failed
+            leave_stdout()
     click.echo(f"reshard {verb}: {error}", err=True)
 
 
