@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -46,8 +47,10 @@ def parse(text: str) -> ast.expr:
     if len(text) > MAX_LENGTH:
         raise FamilyError(f"expression of {len(text)} characters, at most {MAX_LENGTH} are allowed: {text[:60]!r}...")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # what Python itself calls doubtful: 1if, an unknown escape
+            tree = ast.parse(text.strip(), mode="eval").body
+    except (Warning, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise FamilyError(f"expression {text!r} can't be read: {error}") from error
     for node in ast.walk(tree):
         if not _allowed(node):
