@@ -18,7 +18,7 @@ from runtime.blocks.piece import Piece
 from runtime.blocks.places import whole_pieces
 from runtime.blocks.rope import rope_settings
 from runtime.checking import edges
-from runtime.comm.virtual import VirtualComm
+from runtime.comm.virtual_comm import VirtualComm
 from runtime.hand_over import hand_over
 from tests.mutations.bug import ANSWER, SEEN, Bug, Site
 from tests.mutations.code import replace_in_layer

@@ -46,7 +46,8 @@ def test_first_alternative_whose_keys_exist() -> None:
 @pytest.mark.parametrize(
     "text",
     ["__import__('os')", "a ** 9", "open('x')", "(lambda: 1)()", "[x for x in kinds]", "a if b else 1", "len(kinds, 1)",
-     "f'{a}'", "a :=", "", "a; b", "deep['n'].__class__()", "1j", "x" * 400, "b'x'", "a << 99", "1in kinds", "0x1or a", r"word == '\d'"],
+     "f'{a}'", "a :=", "", "a; b", "deep['n'].__class__()", "1j", "x" * 400, "b'x'", "a << 99",
+     "1in kinds", "0x1or a", r"word == '\d'"],
 )  # fmt: skip
 def test_outside_the_grammar(text: str) -> None:
     with warnings.catch_warnings(record=True) as told, pytest.raises(FamilyError):
