@@ -20,6 +20,7 @@ from converter.backward.gather import BLOCK, Array, Shards, blocks, growth, item
 from converter.backward.regions import Regions, declared
 from converter.check import check
 from converter.output.carry import PLAN, SOURCE
+from converter.output.lock import lock_file
 from converter.output.partial import PARTIAL, check_space, partial_path, publish, remove_empty, reserve, write_small
 from converter.streams.reading import Reader
 from converter.streams.workers import Meter, Progress, run_all
@@ -67,8 +68,7 @@ def restore(
     _refuse_partial(out)
     if folder.resolve().is_relative_to(out.resolve()) or out.resolve().is_relative_to(folder.resolve()):
         raise OutputError(f"{folder} and the output {out} lie in one another; restore into a folder of its own")
-    made = _empty_folder(folder)
-    try:
+    with _empty_folder(folder):
         result = check(out, workers=workers)
         if not result.passed:
             first = result.failures[0]
@@ -105,9 +105,6 @@ def restore(
             else:
                 _copy(out / SOURCE / name, folder, name)
         publish(folder, [*files, *sorted(others, key=lambda name: (name == "config.json", name == INDEX, name))])
-    except BaseException:
-        _discard(folder, made)
-        raise
     written = sum(tensor.size for tensor in tensors)
     return RestoreResult(len(files), len(tensors), written, dropped, time.monotonic() - started)
 
@@ -150,18 +147,40 @@ def _refuse_partial(out: Path) -> None:
         )
 
 
-def _empty_folder(folder: Path) -> bool:
-    """Make the folder; returns whether it wasn't there. Raises OutputError where something lies in it."""
+@contextmanager
+def _empty_folder(folder: Path) -> Iterator[None]:
+    """Make the folder and keep it from other processes; what is unfinished goes where the block fails.
+
+    Raises OutputError where something lies in it, or another process has it.
+    """
+    made = not folder.exists()
     try:
-        made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise OutputError(f"{folder} can't be written: {error.strerror}; choose another folder") from error
+    try:
+        _check_empty(folder, handle)
+        try:
+            yield
+        except BaseException:
+            _discard(folder, made)
+            raise
+    finally:
+        os.close(handle)  # and with it the lock
+
+
+def _check_empty(folder: Path, handle: int) -> None:
+    try:
+        lock_file(handle)
         if any(folder.iterdir()):
             raise OutputError(f"{folder} isn't empty; restore writes into a new or empty folder")
         if not os.access(folder, os.W_OK):
             raise OutputError(f"{folder} can't be written: no permission; choose another folder")
+    except BlockingIOError as error:
+        raise OutputError(f"another process is writing {folder}; wait, or choose another folder") from error
     except OSError as error:
         raise OutputError(f"{folder} can't be written: {error.strerror}; choose another folder") from error
-    return made
 
 
 def _discard(folder: Path, made: bool) -> None:

@@ -21,7 +21,7 @@ class Lock:
         while True:
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
             try:
-                _lock_file(handle)
+                lock_file(handle)
                 if os.stat(self.path).st_ino == os.fstat(handle).st_ino:
                     self._handle = handle
                     return True
@@ -41,7 +41,8 @@ class Lock:
             self._handle = None
 
 
-def _lock_file(handle: int) -> None:
+def lock_file(handle: int) -> None:
+    """Lock what is open; BlockingIOError where another process has it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

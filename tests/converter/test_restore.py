@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from converter import restore as restoring
 from converter.backward import deep, gather
 from converter.check import check
+from converter.output.lock import lock_file
 from converter.restore import restore
 from shard_plans.checkpoints.checkpoint import INDEX, open_checkpoint
 from shard_plans.errors import CheckFailed, ManifestError, OutputError
@@ -147,3 +149,30 @@ def test_a_full_disk_leaves_nothing(tiny: MakeCheckpoint, tmp_path: Path, monkey
     with pytest.raises(OutputError, match="No space left"):
         restore(tmp_path / "out", tmp_path / "back")
     assert not (tmp_path / "back").exists()
+
+
+def test_two_at_once_are_kept_apart(tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    """Each would else write into the other's files, and remove them when it fails."""
+    converted(tiny("llama"), tmp_path / "out", {"tp": 2})
+    back = tmp_path / "back"
+    back.mkdir()
+    handle = os.open(back, os.O_RDONLY)
+    try:
+        lock_file(handle)
+        with pytest.raises(OutputError, match="another process is writing"):
+            restore(tmp_path / "out", back)
+    finally:
+        os.close(handle)
+    assert os.listdir(back) == []
+    back.rmdir()
+
+    def attempt(_: int) -> bool:
+        try:
+            restore(tmp_path / "out", back)
+        except OutputError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(3) as pool:
+        assert sum(pool.map(attempt, range(3))) == 1
+    assert contents(back) == published(tiny("llama"))
