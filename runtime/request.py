@@ -15,6 +15,7 @@ from runtime.blocks.forward import check_model
 from runtime.blocks.images import Images
 from runtime.checking.sample import only, sample
 from runtime.comm.devices import open_device
+from runtime.comm.distributed import under_torchrun
 from runtime.inputs import DEFAULT_TOKENS, IDS_FILE, check_context, check_ids, check_images, choose_ids, choose_images
 from runtime.kv_options import KvOptions
 from runtime.opened import Opened, open_output
@@ -143,6 +144,11 @@ def open_request(options: RunOptions) -> Request:
     if options.transformers and options.reference is None:
         raise RuntimeFault(
             "--reference transformers needs the checkpoint too: --reference CHECKPOINT --reference transformers"
+        )
+    if options.backend is not None and not under_torchrun():
+        raise RuntimeFault(
+            f"--backend {options.backend} is for the processes of torchrun, which didn't start this one: without it "
+            "the ranks are virtual and need none"
         )
     if options.quick:
         _check_quick(options)

@@ -146,6 +146,11 @@ def _reference(request: Request, stack: ExitStack) -> tuple[CheckResult | None, 
     options, opened = request.options, request.opened
     if options.reference is None:
         return None, None, None
+    if (options.reference / ROOT).is_file():
+        raise CheckpointError(
+            f"the reference {options.reference} is an output of reshard, in shards; give the checkpoint that it was "
+            f"made from, or write it again: reshard restore {options.reference} FOLDER"
+        )
     checkpoint = open_checkpoint(options.reference)
     if checkpoint.fingerprint != opened.root.source.fingerprint:
         raise CheckpointError(

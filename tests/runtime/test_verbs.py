@@ -62,3 +62,13 @@ def test_an_output_of_some_ranks_alone_is_not_run(tiny: MakeCheckpoint, tmp_path
     run_cli("convert", tiny("llama"), tmp_path / "out", "--tp", 2, "--pp", 3, "--ranks", "2-3")
     ran = run_cli("verify-and-run", tmp_path / "out", code=2)
     assert "holds ranks 2-3 of 6 alone" in ran.stderr
+
+
+def test_an_output_is_no_reference(output: Path, run_cli: RunCli) -> None:
+    ran = run_cli("verify-and-run", output, "--reference", output, code=2)
+    assert "is an output of reshard, in shards; give the checkpoint" in ran.stderr
+
+
+def test_a_backend_is_for_the_processes_of_torchrun(output: Path, run_cli: RunCli) -> None:
+    ran = run_cli("verify-and-run", output, "--backend", "bogus", code=2)
+    assert "--backend bogus is for the processes of torchrun" in ran.stderr
