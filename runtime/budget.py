@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from runtime.blocks.images import read_tower
 from runtime.comm.devices import free_bytes
 from runtime.opened import Opened
 from shard_plans.errors import RuntimeFault
@@ -14,7 +15,8 @@ from shard_plans.families.model import Layer, Model
 from shard_plans.memory.activations import COMPUTE, activations, stream
 from shard_plans.memory.amount import total
 from shard_plans.memory.buffers import communication
-from shard_plans.memory.caches import cached, kept
+from shard_plans.memory.caches import cached, kept, size
+from shard_plans.memory.vision import patches, tower_activations
 from shard_plans.memory.workload import Workload
 from shard_plans.placement.grid import Grid
 
@@ -45,6 +47,8 @@ class Load:
     """A name of the planner's cache types."""
     block: int
     """Tokens of a block of the cache."""
+    patches: int = 0
+    """Of the images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class Budget:
     communication: int
     reference: int
     """The layer of the reference that runs, and the one that is read."""
+    images: int
+    """The vision tower's weights as stored, its pass over all patches, and what a reference keeps of its steps."""
     process: int
     """On a CPU what the process itself takes, of an accelerator nothing."""
 
@@ -77,11 +83,12 @@ class Budget:
 
 def budget(
     opened: Opened, ranks: Iterable[int], load: Load, device: torch.device, weights: int, matrix: int,
-    reference: tuple[int, int] | None,
+    reference: tuple[int, int] | None, tower: int = 0,
 ) -> Budget:  # fmt: skip
     """What running `ranks` takes. `weights`: bytes that the loader reserves; `matrix`: numbers of the largest one.
 
     `reference`: bytes of its largest section as stored, numbers of its largest matrix; None where none is run here.
+    `tower`: bytes that the vision tower's loader reserves.
     """
     model, grid, stages = opened.model, opened.plan.grid, opened.plan.stages
     here = [grid.coordinate(rank).stage for rank in ranks]
@@ -99,6 +106,7 @@ def budget(
     return Budget(
         weights, DEQUANTISED * wide * numbers, sum(_cache(model, grid, load, stages[stage]) for stage in here), held,
         most * sum(communication(model, grid, _workload(grid, load)).values()) * load.compute // COMPUTE, stored,
+        tower + _images(model, load, wide, reference is not None),
         PROCESS + RANK * len(here) if device.type == "cpu" else 0,
     )  # fmt: skip
 
@@ -130,6 +138,20 @@ def _scores(model: Model, grid: Grid, load: Load, wide: int) -> int:
     """Scores of attention, of the one rank that computes."""
     heads = -(-model.sizes.get("heads", 0) // grid.tp)
     return ATTENTION["scores"] * wide * min(heads * load.tokens**2, max(ATTENTION["at_once"], heads * load.tokens))
+
+
+def _images(model: Model, load: Load, wide: int, reference: bool) -> int:
+    """Of a vision tower's pass, whole on a rank; and of what is compared with it, which ranks of a process share."""
+    if not load.patches:
+        return 0
+    count, heads, vt = load.patches, read_tower(model).heads, size(model, "vt")
+    tokens = -(-count // patches(model))
+    made = tower_activations(model, Workload(image_tokens=tokens)) * wide // COMPUTE
+    made += ATTENTION["scores"] * wide * min(heads * count**2, max(ATTENTION["at_once"], heads * count))
+    if reference:
+        blocks = vt * (2 * size(model, "vt_count") + 4) + model.sizes.get("vt_qkv", vt) // heads
+        made += wide * (count * blocks + tokens * model.sizes["hidden"] * (1 + model.sizes.get("deepstack", 0)))
+    return made
 
 
 def _cache(model: Model, grid: Grid, load: Load, layers: tuple[int, int]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import ExitStack
 
 import torch
@@ -11,9 +12,11 @@ from runtime.budget import Budget, Load, budget, refuse_too_large
 from runtime.checking.reference import Reference
 from runtime.comm.comm import Comm
 from runtime.comm.devices import free_bytes
+from runtime.loading.held import Held
 from runtime.loading.loader import Loader, LoadOptions
 from runtime.opened import Opened
 from runtime.request import COMPUTE, Request
+from shard_plans.documents.manifest import read_shard_manifest
 
 KV = {torch.float32: "fp32", torch.float64: "fp32", torch.bfloat16: "bf16", torch.float16: "bf16"}
 """What a cache keeps that stores what is computed, in a word of the planner as long; of float64 twice the bytes."""
@@ -28,7 +31,8 @@ def open_loader(request: Request, comm: Comm | None, references: set[Reference])
     def admit(reserved: int, matrix: int) -> None:
         stored = [reference.largest for reference in references]
         largest = (sum(size for size, _ in stored), max(numbers for _, numbers in stored)) if stored else None
-        found.append(budget(opened, ranks, _load(request), device, reserved, matrix, largest))
+        tower = 0 if request.images is None else tower_bytes(opened, ranks)
+        found.append(budget(opened, ranks, _load(request), device, reserved, matrix, largest, tower))
         refuse_too_large(found[0], device, _here(device), options.resident_layers)
 
     load = LoadOptions(
@@ -53,13 +57,22 @@ def tower_loader(opened: Opened, comm: Comm | None, options: LoadOptions, stack:
     return stack.enter_context(Loader(opened.out, opened.root, ranks, 0, options)) if ranks else None
 
 
+def tower_bytes(opened: Opened, ranks: Iterable[int]) -> int:
+    """What the vision tower's weights take, of those of the ranks that are of the first stage."""
+    files = {entry.at.rank: entry.files for entry in opened.root.ranks if not entry.at.stage}
+    files = {rank: files[rank] for rank in ranks if rank in files}
+    names = {name for read in files.values() for name in read}
+    shards = {name: read_shard_manifest(opened.out, name, opened.root) for name in names}
+    return sum(Held(shards, files, (), tower=True).memory())
+
+
 def _load(request: Request) -> Load:
     options = request.options
     compute = COMPUTE[options.compute]
     answers = tuple(len(ids) + request.new_tokens for ids in request.answered)
     return Load(
         max(sum(map(len, request.texts)), sum(answers)), answers, compute.itemsize, options.cache.format or KV[compute],
-        options.cache.block,
+        options.cache.block, 0 if request.images is None else len(request.images.pixels),
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import torch
 
 from converter.verbs import convert
 from runtime.budget import Load, budget
+from runtime.loaders import tower_bytes
 from runtime.loading.batches import Batches
 from runtime.loading.loader import Loader, LoadOptions
 from runtime.opened import open_output
@@ -23,6 +24,8 @@ from runtime.run import verify_and_run
 from shard_plans.errors import RuntimeFault
 from tests.bench.checkpoint import make_deepseek
 from tests.conftest import MakeCheckpoint
+from tests.runtime.test_tower_steps import seen
+from tests.runtime.test_towers import GRIDS, pixels
 from tests.tools.sharded import CPU, convert_tiny
 
 PLANS: tuple[dict[str, int], ...] = ({}, {"tp": 2, "pp": 2}, {"tp": 4, "ep": 4}, {"dp": 2, "ep": 2})
@@ -98,6 +101,25 @@ def test_every_part_grows_with_what_it_counts(tiny: MakeCheckpoint, tmp_path: Pa
     assert of(matrix=2000)["matrices"] == 2 * few["matrices"]
     assert of(reference=True)["reference"] == 14
     assert few["total"] == sum(few.values()) - few["total"]
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_what_is_kept_of_images_is_counted(name: str, tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    convert_tiny(tiny(name), tmp_path / "out", {"tp": 2, "pp": 2})
+    opened, patches = open_output(tmp_path / "out"), len(pixels(name))
+    with Loader(opened.out, opened.root, range(2), 0, LoadOptions(CPU, tower=True)) as loader:
+        assert tower_bytes(opened, range(4)) == loader.reserved > 0
+    assert tower_bytes(opened, [2, 3]) == 0
+
+    def of(reference: tuple[int, int] | None, patches: int = patches, tower: int = 0) -> int:
+        load = Load(16, (), 4, "fp32", 16, patches)
+        return budget(opened, range(4), load, torch.device("cpu"), 5, 1000, reference, tower).images
+
+    steps = seen(tiny(name), name, torch.float32)[3]
+    made = sum(step.nbytes for step in steps.values())
+    assert 0.7 * (of((7, 9)) - of(None)) <= made <= of((7, 9)) - of(None)
+    assert of(None) > 0 == of((7, 9), patches=0)
+    assert of(None, tower=11) == of(None) + 11
 
 
 @pytest.fixture(scope="module")
