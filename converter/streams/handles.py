@@ -42,7 +42,7 @@ class Handles:
         except OSError as error:
             if error.errno != errno.EMFILE or not self._open:
                 raise
-            self.close()  # very many workers: each makes do with less
+            self.let_go()  # very many workers: each makes do with less
             handle = os.open(self.folder / name, flags)
         self._open[key] = handle
         self.opened(name, handle)
@@ -70,11 +70,15 @@ class Handles:
     def settle(self) -> None:
         """Wait until no other thread uses a file: one will be closed."""
 
-    def close(self) -> None:
-        """Close every file."""
+    def let_go(self) -> None:
+        """Close every file; others may be opened after that."""
         self.settle()
         while self._open:
             os.close(self._open.popitem()[1])
+
+    def close(self) -> None:
+        """Close every file for good."""
+        self.let_go()
 
     def __enter__(self: Own) -> Own:
         return self
