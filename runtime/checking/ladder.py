@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -177,8 +177,7 @@ class Ladder:
         found.operators = {name: value for name, (value, _) in probe.found.items()}
         seen = [name for name in wanted if name in probe.found]
         failed = [name for name in seen if self._exact and not probe.found[name][0] <= self._limit]
-        pick = max if self._exact else min
-        first = failed[0] if failed else pick(seen, key=lambda name: probe.found[name][0])
+        first = failed[0] if failed else poorest({name: probe.found[name][0] for name in seen}, self._exact)
         value, token = probe.found[first]
         words = f"{where}, {first}" + (f", {self._token(token)}" if self._exact else "")
         order = layer.index * len(OPERATORS) + OPERATORS.index(first)
@@ -221,3 +220,10 @@ class Ladder:
     def _note(self, check: str, value: float, where: str, order: int = 0) -> None:
         new, known = Measure(check, value, where, order), self._worst.get(check)
         self._worst[check] = new if known is None else worst([known, new], self._exact) or new
+
+
+def poorest(values: Mapping[str, float], high: bool) -> str:
+    """The name of the worst value, as `worst` has it: one that isn't a number is worse than all."""
+    found = worst((Measure(name, value, "") for name, value in values.items()), high)
+    assert found is not None
+    return found.check

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from runtime.blocks import forward, stream
-from runtime.checking.checks import LIMIT, Check
+from runtime.checking.checks import LIMIT, Check, Measure, make_check
 from runtime.checking.compare import NOISE, layer_error, relative, relative_margin
 from runtime.checking.library import look, open_library
 from runtime.checking.reference import Reference
@@ -30,7 +30,7 @@ def judge_reference(
     ctx, layers = own.context, own.context.model.forward_layers
     seen = look(open_library(own.binding), texts, len(layers))
     start = own.begin_all(texts)
-    worst, where, ties = _relative(start, seen.starts[0].to(start.dtype)), "embedding", 0
+    found, ties = [Measure(NAME, _relative(start, seen.starts[0].to(start.dtype)), "embedding")], 0
     with torch.no_grad():
         for number, layer in enumerate(layers):
             x, theirs = (part.to(ctx.device, start.dtype) for part in (seen.starts[number], seen.outs[number]))
@@ -42,21 +42,19 @@ def judge_reference(
             if bool(kept.any()):
                 base = stream.carry(ctx.model, layer, x)
                 error, row = _error(base, out, theirs, kept)
-                if not error <= worst:
-                    worst, where = error, f"layer {layer.index}, row {row}"
+                found.append(Measure(NAME, error, f"layer {layer.index}, row {row}"))
             if advance is not None:
                 advance(number + 1, len(layers))
         ours = forward.logits(ctx, own.outside("last"), seen.outs[-1].to(ctx.device, start.dtype))
-    error = _relative(ours, seen.logits)
-    if not error <= worst:
-        worst, where = error, "logits"
+    found.append(Measure(NAME, _relative(ours, seen.logits), "logits"))
     note = "relative error of what a layer of the reference adds to a token, fed with the input that transformers has"
     if ties:
         note += f"; {ties} near-ties of routers left out"
     if logits is not None:
         note += f"; end to end the ranks' logits differ by {relative(logits, seen.logits):.1e}"
-    finite = math.isfinite(worst)
-    return Check(NAME, worst <= LIMIT, worst if finite else None, LIMIT, where, note)
+    check = make_check(NAME, found, LIMIT, note)
+    assert check is not None
+    return check
 
 
 def _error(base: Tensor, ours: Tensor, theirs: Tensor, kept: Tensor) -> tuple[float, int]:

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from runtime.blocks import forward
-from runtime.checking.checks import Check
+from runtime.checking.checks import Check, Measure, make_check
 from runtime.checking.compare import cosine
 from runtime.checking.likelihood import mean_likelihood
 from runtime.checking.reference import Reference
 from shard_plans.documents.conversions import ConvertedTensor
 from shard_plans.families.weights import formats
 
+NAME = "precision"
 COSINE, FOUR_BITS = 0.99, 0.9
 """The least that a layer's output may be like that of the checkpoint's own weights; where weights have 4 bits."""
 PACKED = ("U8", "I32")
@@ -32,15 +33,13 @@ def judge_precision(
     with every layer, and with every near-tie of a router.
     """
     own.begin_all(texts)
-    worst, where = 1.0, ""
+    found = list[Measure]()
     with torch.no_grad():
         for layer in own.context.model.forward_layers:
             record = own.next_layer()
             loaded = converted.weights(layer.index)
             out, _ = forward.run_pieces(converted.context, layer, loaded, record.start, record.pieces)
-            found = cosine(out, record.out)
-            if not found >= worst:
-                worst, where = found, f"layer {layer.index}"
+            found.append(Measure(NAME, cosine(out, record.out), f"layer {layer.index}"))
         theirs = own.logits()
     packed = {format.format for format in formats().values() if format.values in PACKED}
     limit = FOUR_BITS if any(tensor.made in packed for tensor in lossy) else COSINE
@@ -51,4 +50,6 @@ def judge_precision(
         before, after = mean_likelihood(theirs, texts), mean_likelihood(logits, texts)
         if math.isfinite(before):
             note += f", the log-likelihood goes from {before:.4f} to {after:.4f}"
-    return Check("precision", worst >= limit, worst, limit, where, f"{note}; a smoke test", "least")
+    check = make_check(NAME, found, limit, f"{note}; a smoke test", high=False)
+    assert check is not None
+    return check

@@ -6,6 +6,7 @@ import json
 import math
 
 from runtime.checking.figures import LayerFigures, merge
+from runtime.checking.ladder import poorest
 
 NAN = math.nan
 
@@ -40,3 +41,11 @@ def test_what_is_no_number_is_worse_than_all() -> None:
 def test_a_rank_that_measured_nothing_changes_nothing() -> None:
     (layer,) = merge([LayerFigures(0, 0), LayerFigures(0, 1, 0.5), LayerFigures(0, 2)], exact=True)
     assert (layer.rank, layer.alone) == (1, 0.5)
+
+
+def test_an_operator_that_is_no_number_is_the_poorest() -> None:
+    """Of zeros there is no cosine."""
+    for values in ({"attn": 0.9999, "shared": NAN}, {"shared": NAN, "attn": 0.9999}):
+        assert poorest(values, high=False) == poorest(values, high=True) == "shared"
+    assert poorest({"attn": 0.9, "ffn": 0.8}, high=False) == "ffn"
+    assert poorest({"attn": 0.9, "ffn": 0.8}, high=True) == "attn"

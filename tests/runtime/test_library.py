@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import reshard
 from runtime.blocks import experts, ffn
-from runtime.checking import library
+from runtime.checking import library, outside
 from runtime.checking.checks import AIM
+from runtime.checking.reference import Record, Reference
 from shard_plans.errors import RuntimeFault
+from shard_plans.verbs import open_binding
 from tests.conftest import MakeCheckpoint
 from tests.tools.cli import RunCli
 from tests.tools.kimi import TINY
@@ -95,3 +99,20 @@ def test_where_it_cannot_be_had_the_run_ends_before_it_begins(
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(RuntimeFault, match="isn't installed; run: pip install transformers"):
         reshard.verify_and_run(output, tiny("mixtral"), transformers=True)
+
+
+def test_a_layer_that_is_no_number_is_not_forgotten(tiny: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes behind it may be right again: each layer is fed with the library's own input."""
+    with Reference(open_binding(tiny("llama")), torch.float32, torch.device("cpu")) as own:
+        texts, records = [torch.tensor([5, 6, 7])], list[Record]()
+        own.begin_all(texts)
+        for _ in own.context.model.forward_layers:
+            records.append(own.next_layer())
+        outs = [record.out.clone() for record in records]
+        seen = library.Seen([record.start for record in records], outs, own.logits())
+        monkeypatch.setattr(outside, "open_library", lambda binding: None)
+        monkeypatch.setattr(outside, "look", lambda *_: seen)
+        assert outside.judge_reference(own, texts, None).passed
+        outs[0][1] = math.nan
+        found = outside.judge_reference(own, texts, None)
+    assert not found.passed and found.worst is None and "layer 0, row 1: nan" in found.where

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,13 @@ def test_a_wrong_scale_is_found(tiny: MakeCheckpoint, tmp_path: Path) -> None:
     result = verify_and_run(RunOptions(out=out, reference=folder, input_ids=IDS))
     failed = {check.name: check for check in result.checks if not check.passed}
     assert "bytes" in failed and "layers.1.mlp.down.scale" in failed["bytes"].where
+
+
+def test_a_layer_that_is_no_number_is_not_forgotten(
+    tiny: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cosines = iter([math.nan])
+    monkeypatch.setattr(precision, "cosine", lambda *_: next(cosines, 0.9999))
+    result = verified(tiny("llama"), tmp_path / "out", "fp8_block")
+    (found,) = [check for check in result.checks if not check.passed]
+    assert (found.name, found.worst) == ("precision", None) and "layer 0: nan" in found.where
