@@ -41,13 +41,18 @@ def agree(comm: Comm | None, device: torch.device, step: Callable[[], T]) -> T:
     except ReshardError as found:
         fault = found
     if comm is not None:
-        told = gather(comm, device, None if fault is None else [type(fault).__name__, str(fault)])
+        told = gather(comm, device, None if fault is None else [_kind(fault), str(fault)])
         for rank, words in enumerate(told):
             if words is not None:
                 raise getattr(errors, words[0])(f"rank {rank}: {words[1]}") from fault
     if fault is not None:
         raise fault
     return value  # type: ignore[return-value]  # a step that doesn't fail has a value
+
+
+def _kind(fault: ReshardError) -> str:
+    """The fault's class, or the nearest above it, that every rank knows by name; a package may have its own."""
+    return next(str(kind.__name__) for kind in type(fault).__mro__ if vars(errors).get(kind.__name__) is kind)
 
 
 def join(grid: Grid, device: torch.device, options: RunOptions, stack: ExitStack) -> tuple[WatchedComm, Watch]:

@@ -10,14 +10,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from converter.faults import SourceChanged
 from runtime.alive.lookout import SILENCE, Lookout
 from runtime.alive.pulse import Pulse
 from runtime.alive.signs import Sign
 from runtime.alive.watched import WatchedComm
 from runtime.comm.comm import NoComm
+from runtime.comm.virtual import VirtualWorld
+from runtime.comm.virtual_comm import VirtualComm
+from runtime.launch import agree
 from runtime.request import RunOptions
 from runtime.run import verify_and_run
-from shard_plans.errors import NotFinite, OtherRankStopped, RuntimeFault
+from shard_plans.errors import CheckpointError, NotFinite, OtherRankStopped, RuntimeFault
 from tests.conftest import MakeCheckpoint
 from tests.tools import tamper
 from tests.tools.ailing import fall_ill
@@ -130,3 +134,18 @@ def test_a_stream_near_float16s_largest_number(own_tiny: MakeCheckpoint, tmp_pat
         result = verify_and_run(RunOptions(out, source, compute="float16"))
         assert failed(result) == wrong
         assert not wrong or "the embedding, embed: " in checks(result)["finite"].where
+
+
+def test_a_fault_that_one_rank_has_alone_is_raised_on_all() -> None:
+    """Also one of a class that only its own package knows."""
+
+    def step(comm: VirtualComm) -> str:
+        def fail() -> None:
+            if comm.rank == 0:
+                raise SourceChanged("it was rewritten")
+
+        with pytest.raises(CheckpointError, match="rank 0: it was rewritten"):
+            agree(comm, torch.device("cpu"), fail)
+        return "told"
+
+    assert VirtualWorld(2).run(step) == ["told", "told"]
