@@ -35,8 +35,13 @@ def only(model: Model, taken: Sequence[int]) -> Model:
 
 
 def _kind(layer: Layer) -> tuple[object, ...]:
-    """What a layer is made of: its words, but for numbers."""
-    return tuple(sorted((name, value) for name, value in layer.words.items() if isinstance(value, (str, bool))))
+    """What a layer is made of: its words, but of numbers (a window, say) only that they are there."""
+    return tuple(
+        sorted(
+            (name, str(value) if isinstance(value, (str, bool)) else "")
+            for name, value in layer.words.items() if value is not None
+        )
+    )  # fmt: skip
 
 
 def _with_indexers(layers: Sequence[Layer], taken: set[int]) -> set[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,13 @@ def test_the_sample_has_both_ends_and_every_kind() -> None:
     assert taken == sample(model, "a") != sample(model, "b")
     assert len(taken) == LEAST and {0, 3, 60} <= set(taken)  # three dense layers, then mixtures
     assert [layer.index for layer in only(model, taken).forward_layers] == list(taken)
+
+
+def test_a_layer_with_a_window_is_of_a_kind_of_its_own() -> None:
+    model = model_of("deepseek-v3.json")
+    layers = list(model.layers)
+    layers[40] = replace(layers[40], words={**layers[40].words, "window": 128})
+    assert all(40 in sample(replace(model, layers=tuple(layers)), seed) for seed in "abcdef")
 
 
 def test_where_the_stream_grows_the_first_layers_are_taken() -> None:
