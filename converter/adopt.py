@@ -61,7 +61,7 @@ def adopt(
         raise OutputError(f"{folder} has a {ROOT}: it is an output already")
     seen = recognise(folder, checkpoint, family)
     found = confirmed(seen.foreign, seen.binding)
-    others = make_room(folder)
+    others = make_room(seen)
     hashed = digests(seen.foreign, workers, progress)
     write(seen, found, hashed, others)
     grid = found.plan.grid

@@ -12,9 +12,18 @@ from converter.foreign.matching import Match
 from converter.foreign.recognise import Recognised
 from converter.forward.manifests import manifest_name, root_manifest, shard_manifest
 from converter.forward.shard_file import FileLayout
-from converter.output.carry import FAMILY, HEADERS, PLAN, SOURCE, carry_documents, carry_files
+from converter.output.carry import (
+    FAMILY,
+    HEADERS,
+    PLAN,
+    SOURCE,
+    carried_names,
+    carry_documents,
+    carry_files,
+    document_names,
+)
 from converter.output.identity import Identity
-from converter.output.partial import PARTIAL, publish, write_small
+from converter.output.partial import partial_path, publish, write_small
 from converter.sources.opening import open_source
 from converter.streams.hashing import Digest, file_digest
 from shard_plans.checkpoints.checkpoint import read_small
@@ -27,10 +36,16 @@ from shard_plans.placement.shards import ShardFile
 Files = tuple[CarriedFile, ...]
 
 
-def make_room(folder: Path) -> list[str]:
+def make_room(seen: Recognised) -> list[str]:
     """Names of the folder's other files; what an interrupted adoption left is removed. Raises OutputError."""
-    for path in (*folder.glob(f"*{PARTIAL}"), *folder.glob(f"{SOURCE}/**/*{PARTIAL}")):
-        path.unlink()
+    folder, checkpoint = seen.foreign.path, seen.binding.checkpoint
+    manifests = map(manifest_name, seen.foreign.headers)
+    for name in (*manifests, *document_names(checkpoint), *carried_names(checkpoint), ROOT):
+        path = partial_path(folder, name)  # another file that ends so is the user's
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise OutputError(f"{path} is in the way and can't be removed: {error.strerror}") from error
     entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     inside = [entry.name for entry in entries if entry.is_dir() and entry.name != SOURCE]
     if inside:

@@ -122,6 +122,19 @@ def test_what_changes_after_the_adoption_is_found(saved: tuple[Path, Path]) -> N
         adopt(folder, source)
 
 
+def test_an_interrupted_adoption_leaves_nothing_in_the_way_and_other_files_stay(saved: tuple[Path, Path]) -> None:
+    source, folder = saved
+    (folder / "source").mkdir()
+    left = [folder / "plan.yaml.partial", folder / "source" / "config.json.partial", folder / "manifest.json.partial"]
+    for path in left:
+        path.write_text("half of")
+    download = folder / "more.safetensors.partial"
+    download.write_text("the user's")
+    adopt(folder, source)
+    assert download.read_text() == "the user's" and not any(path.exists() for path in left)
+    assert check(folder, source).passed
+
+
 def test_exchanged_ranks_are_found_by_the_deep_check(saved: tuple[Path, Path]) -> None:
     """Names and shapes are alike, so only the checkpoint can tell."""
     source, folder = saved
