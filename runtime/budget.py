@@ -13,7 +13,6 @@ from runtime.opened import Opened
 from shard_plans.errors import RuntimeFault
 from shard_plans.families.model import Layer, Model
 from shard_plans.memory.activations import COMPUTE, activations, stream
-from shard_plans.memory.amount import total
 from shard_plans.memory.buffers import communication
 from shard_plans.memory.caches import cached, kept, size
 from shard_plans.memory.vision import patches, tower_activations
@@ -49,6 +48,8 @@ class Load:
     """Tokens of a block of the cache."""
     patches: int = 0
     """Of the images."""
+    blocks: int | None = None
+    """Blocks that each layer reserves; None: those that are needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +156,20 @@ def _images(model: Model, load: Load, wide: int, reference: bool) -> int:
 
 
 def _cache(model: Model, grid: Grid, load: Load, layers: tuple[int, int]) -> int:
-    """Of one rank: whole blocks for each answer, and states."""
+    """Of one rank: whole blocks for each answer, or as many as each layer reserves, and states."""
 
-    def of(layer: Layer, tokens: int) -> int:
+    def of(layer: Layer, tokens: int) -> list[int]:
         whole = -(-tokens // load.block) * load.block
         workload = Workload(context=whole, concurrency=grid.dp, kv_dtype=load.kv_dtype, prefill_chunk=whole)
-        return total(cached(item, grid, workload) for item in kept(layer, model, grid, workload)).high
+        return [cached(item, grid, workload).high for item in kept(layer, model, grid, workload)]
+
+    def reserved(layer: Layer) -> list[int]:
+        workload = Workload(concurrency=grid.dp, kv_dtype=load.kv_dtype)
+        paged = (item.record if item.every == 1 else 0 for item in kept(layer, model, grid, workload))
+        return [(load.blocks or 0) * load.block * record for record in paged]
 
     run = [layer for layer in model.forward_layers if layers[0] <= layer.index < layers[1]]
-    return sum(of(layer, tokens) for layer in run for tokens in load.answers)
+    if not load.answers:
+        return 0
+    needed = ([sum(items) for items in zip(*(of(layer, each) for each in load.answers), strict=True)] for layer in run)
+    return sum(sum(map(max, need, reserved(layer))) for layer, need in zip(run, needed, strict=True))

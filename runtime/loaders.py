@@ -72,7 +72,7 @@ def _load(request: Request) -> Load:
     answers = tuple(len(ids) + request.new_tokens for ids in request.answered)
     return Load(
         max(sum(map(len, request.texts)), sum(answers)), answers, compute.itemsize, options.cache.format or KV[compute],
-        options.cache.block, 0 if request.images is None else len(request.images.pixels),
+        options.cache.block, 0 if request.images is None else len(request.images.pixels), options.cache.blocks,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import torch
 
 from converter.verbs import convert
 from runtime.budget import Load, budget
+from runtime.kv_options import KvOptions
 from runtime.loaders import tower_bytes
 from runtime.loading.batches import Batches
 from runtime.loading.loader import Loader, LoadOptions
@@ -81,6 +82,16 @@ def test_more_than_there_is_is_refused_before_anything_is_read(
     ):
         verify_and_run(RunOptions(tmp_path / "out"))
     assert not read
+
+
+def test_a_cache_that_is_larger_than_it_need_be_is_counted_too(
+    tiny: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert_tiny(tiny("llama"), tmp_path / "out", {})
+    monkeypatch.setattr("runtime.budget.free_bytes", lambda device: 600_000_000)
+    assert verify_and_run(RunOptions(tmp_path / "out", max_new_tokens=2, cache=KvOptions(blocks=8))).passed
+    with pytest.raises(RuntimeFault, match=r"takes \d{10,} bytes of memory"):
+        verify_and_run(RunOptions(tmp_path / "out", max_new_tokens=2, cache=KvOptions(blocks=1 << 18)))
 
 
 def test_every_part_grows_with_what_it_counts(tiny: MakeCheckpoint, tmp_path: Path) -> None:
