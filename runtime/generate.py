@@ -26,7 +26,7 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     """What was generated; the same on every rank."""
     scores: dict[int, Tensor | None] = field(default_factory=dict)
-    """Position of the last token of each pass -> its logits [vocabulary]; None but on the output rank."""
+    """Position of the last token of each pass -> its logits [vocabulary]; None but on a replica's output rank."""
     seen: int = 0
     """Tokens that passes ran: at the end all but the last one generated."""
     ended: bool = False
@@ -97,7 +97,7 @@ class Generation:
             rows.append((rows[-1] if rows else -1) + len(ids))
         known = torch.tensor(rows, device=pieces[0].positions.device)
         scores = batch_pass(self.run, pieces, self.watch, images, known)
-        mine = scores if self.run.ctx.at.rank == self.run.output_rank else None
+        mine = scores if self.run.gives_scores else None
         for row, (number, ids, start) in enumerate(parts):
             answer = self.answers[number]
             answer.seen = start + len(ids)

@@ -70,6 +70,11 @@ class RankRun:
         """The rank whose logits count: tp 0 of replica 0 on the last stage."""
         return self.ctx.grid.world - self.ctx.grid.stage_ranks
 
+    @property
+    def gives_scores(self) -> bool:
+        """Whether this is tp 0 of a replica on the last stage: its logits stand for the replica's."""
+        return self.is_last and self.ctx.at.tp == 0
+
     def stage_of(self, layer: int) -> int:
         """The stage that runs a layer."""
         return next(stage for stage, (first, stop) in enumerate(self.stages) if first <= layer < stop)

@@ -170,9 +170,9 @@ def open_request(options: RunOptions) -> Request:
         opened = replace(opened, model=only(opened.model, sample(opened.model, str(prompts or ids))))
     images = choose_images(options.input_ids, opened.model)
     request = Request(options, opened, device, tokenizer, ids, prompts, images, new_tokens)
-    for each in (ids, *prompts):
-        check_ids(each, new_tokens if each in request.answered else 0, opened.model)
-    check_images(ids, images, opened.model)
+    for text in request.texts:
+        check_ids(text, new_tokens, opened.model)
+        check_images(text, images, opened.model)
     options.cache.check_room(opened.model.forward_layers, [len(each) for each in request.answered], new_tokens)
     for name, given in (("sensitivity", options.sensitivity), ("reference transformers", options.transformers)):
         if images is not None and given:

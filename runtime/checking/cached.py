@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from runtime.blocks.forward import Routing
 from runtime.blocks.images import Images
 from runtime.blocks.probe import NOBODY, Probe
 from runtime.blocks.weights import LayerWeights
-from runtime.checking.checks import AGREEMENT, COSINE, LIKELIHOOD, Check, Measure, exact, gather, make_check
+from runtime.checking.checks import AGREEMENT, COSINE, LIKELIHOOD, Check, Measure, exact, gather, make_check, worst
 from runtime.checking.compare import NOISE, cosine, relative_margin, row_errors
 from runtime.checking.probes import Replay, Routes
 from runtime.generate import Answer, Generation
@@ -96,16 +96,16 @@ class Compared:
     where: str
     tokens: int
     """Whose logits were compared."""
-    wrong: int
-    routed: int
-    """Routes that differ, and all of them."""
+    wrong: int = 0
+    routed: int = 0
+    """Routes that differ on any rank, and all of them."""
 
 
 def compare_cached(generation: Generation, log: RouteLog, lossless: bool) -> Compared:
     """Run all answers again without a cache, and compare the logits of the last token of each of their passes.
 
-    `log` watched the passes of `generation`. Where the cache keeps what is computed (`lossless`), near-ties of routers
-    are replayed. Every rank calls it, and gets the same.
+    Each replica compares its own; the worst of them counts. `log` watched the passes of `generation`. Where the cache
+    keeps what is computed (`lossless`), near-ties of routers are replayed. Every rank calls it, and gets the same.
     """
     run, answers = generation.run, generation.answers
     device, pieces, rows, firsts = run.ctx.device, [], list[int](), [0]
@@ -119,15 +119,31 @@ def compare_cached(generation: Generation, log: RouteLog, lossless: bool) -> Com
     noise = SLACK * NOISE[run.ctx.compute] if lossless and exact(run.ctx.compute) else -1.0
     replay = RouteReplay(log.routes(ran.argsort()), noise)
     scores = batch_pass(run, pieces, replay, generation.images, torch.tensor(rows, device=device))
-    every = gather(run.ctx.comm, device, (replay.wrong, replay.routed))
-    wrong, routed = (sum(counts) for counts in zip(*every, strict=True))
     found = None
-    if run.ctx.at.rank == run.output_rank and scores is not None:
-        found = asdict(_compare(answers, scores, wrong, routed))
-    return Compared(**gather(run.ctx.comm, device, found)[run.output_rank])
+    if run.gives_scores and scores is not None:
+        replica = f"replica {run.ctx.at.dp}, " if run.ctx.grid.dp > 1 else ""
+        found = asdict(_compare(answers, scores, replica))
+    every = gather(run.ctx.comm, device, (found, replay.wrong, replay.routed))
+    wrong, routed = (sum(counts[number] for counts in every) for number in (1, 2))
+    return replace(worst_of([Compared(**one) for one, _, _ in every if one is not None]), wrong=wrong, routed=routed)
 
 
-def _compare(answers: Sequence[Answer], theirs: Tensor, wrong: int, routed: int) -> Compared:
+def worst_of(replicas: Sequence[Compared]) -> Compared:
+    """The worst of each number, and where the worst error is; what isn't a number is worse than all."""
+
+    def pick(name: str, high: bool) -> Measure:
+        found = worst((Measure(name, getattr(one, name), one.where) for one in replicas), high)
+        assert found is not None
+        return found
+
+    error = pick("error", True)
+    return replace(
+        replicas[0], error=error.value, where=error.where, cosine=pick("cosine", False).value,
+        likelihood=pick("likelihood", True).value,
+    )  # fmt: skip
+
+
+def _compare(answers: Sequence[Answer], theirs: Tensor, replica: str) -> Compared:
     known = [(number, position) for number, answer in enumerate(answers) for position in answer.scores]
     ours = torch.stack([score for answer in answers for score in answer.scores.values() if score is not None])
     wide, whole = ours.cpu().double(), theirs.cpu().double()
@@ -138,7 +154,7 @@ def _compare(answers: Sequence[Answer], theirs: Tensor, wrong: int, routed: int)
     mean, other = (float(x.log_softmax(-1).gather(1, following[:, None]).mean()) for x in (wide, whole))
     return Compared(
         float(errors[row]), cosine(ours, theirs), abs(mean - other) / max(abs(other), LEAST),
-        f"prompt {number}, token {position}", len(known), wrong, routed,
+        f"{replica}prompt {number}, token {position}", len(known),
     )  # fmt: skip
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.blocks.cache import LayerCache
 from runtime.blocks.pages import Allocator, Pool
+from runtime.checking.cached import Compared, worst_of
 from runtime.checking.checks import AGREEMENT, COSINE, LIKELIHOOD
 from runtime.checking.reference import Reference
 from runtime.generate import chunks
 from runtime.kv_options import KvOptions
+from runtime.passes import RankRun
 from runtime.request import RunOptions, open_request
 from runtime.result import AnswerFound, RunResult
 from runtime.run import verify_and_run
@@ -31,7 +35,7 @@ COUNT = 5
 LENGTHS = (3, 21, 10)
 PAGED = KvOptions(block=4, chunk=7)
 
-Ready = Callable[[str], tuple[Path, list[list[int]], Path]]
+Ready = Callable[..., tuple[Path, list[list[int]], Path]]
 
 
 @pytest.fixture
@@ -184,3 +188,40 @@ def test_chunks_cover_every_token_once() -> None:
         assert all(sum(stop - start for _, start, stop in parts) == most for parts in passes[:-1])
         rows = [(number, row) for parts in passes for number, start, stop in parts for row in range(start, stop)]
         assert rows == [(0, r) for r in range(5)] + [(1, 0)] + [(2, r) for r in range(3)]
+
+
+def test_a_prompt_cannot_hold_images(own_tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    folder = own_tiny("qwen3_vl_moe")
+    write_tokenizer(folder)
+    convert_tiny(folder, tmp_path / "out", {})
+    (tmp_path / "prompts").write_text("word20 word21\nword20 word250\n")
+    with pytest.raises(RuntimeFault, match="1 token ids are the placeholder 250 of an image, and there are 0 images"):
+        open_request(RunOptions(tmp_path / "out", prompts=tmp_path / "prompts"))
+
+
+def test_a_stale_cache_of_one_replica_is_caught(ready: Ready, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stale(LayerCache):
+        def append(
+            self, positions: Tensor, parts: Sequence[Tensor], window: int | None = None, chunk: int | None = None
+        ) -> tuple[Tensor, list[Tensor]]:
+            seen, parts = super().append(positions, parts, window, chunk)
+            return seen, [torch.cat([0 * part[:1], part[1:]]) for part in parts]
+
+    inner = RankRun.new_caches
+
+    def caches(run: RankRun, pools: Mapping[int, Pool] | None = None) -> dict[int, LayerCache]:
+        made = inner(run, pools)
+        return {layer: Stale(pools[layer]) for layer in made} if run.ctx.at.dp and pools else made
+
+    *_, file = ready("llama", {"dp": 2})
+    assert answers(tmp_path / "out", file).passed
+    monkeypatch.setattr(RankRun, "new_caches", caches)
+    found = answers(tmp_path / "out", file)
+    assert failed(found) == {"cache"} and "replica 1, prompt" in checks(found)["cache"].where
+
+
+def test_the_worst_of_all_replicas_counts() -> None:
+    good, bad = Compared(1e-6, 0.9999, 0.01, "here", 5), Compared(math.nan, 0.9, 0.001, "there", 5)
+    for replicas in ([good, bad], [bad, good]):
+        found = worst_of(replicas)
+        assert math.isnan(found.error) and (found.cosine, found.likelihood, found.where) == (0.9, 0.01, "there")

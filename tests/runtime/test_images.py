@@ -15,6 +15,7 @@ from torch import Tensor
 
 from runtime.checking.checks import AIM
 from runtime.checking.reference import Reference
+from runtime.generate import Generation
 from runtime.inputs import check_images, choose_ids, choose_images
 from runtime.request import RunOptions
 from runtime.run import verify_and_run
@@ -143,6 +144,14 @@ def test_generation_goes_on_behind_images(two_ranks: Path, ids: Path, tmp_path: 
     save_file(longer, path)
     verify_and_run(RunOptions(two_ranks, input_ids=str(path), logits_out=logits))
     assert load_file(logits)["logits"].argmax(-1).tolist()[-3:] == list(result.generated)
+
+
+def test_a_placeholder_that_is_generated_is_a_token(
+    two_ranks: Path, ids: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Generation, "_choose", lambda self, active: torch.full((len(active),), HOLE))
+    result = verify_and_run(RunOptions(two_ranks, input_ids=str(ids), max_new_tokens=3, ignore_end=True))
+    assert result.passed and result.generated == (HOLE,) * 3
 
 
 def test_other_pixels_give_other_logits_from_their_token_on(two_ranks: Path, ids: Path, tmp_path: Path) -> None:
