@@ -39,6 +39,14 @@ class KvOptions:
             if value is not None and not 1 <= value <= MOST:
                 raise RuntimeFault(f"--{name} is {value}; a number from 1 to {MOST} is wanted")
 
+    def check_used(self, new_tokens: int) -> None:
+        """Raise RuntimeFault for what nothing would come of: only what is generated goes through a cache."""
+        for name, value in (("kv-cache", self.format), ("kv-blocks", self.blocks), ("prefill-chunk", self.chunk)):
+            if value is not None and not new_tokens:
+                raise RuntimeFault(
+                    f"--{name} is for what is generated, and nothing is; give --max-new-tokens N, or leave it out"
+                )
+
     def lossless(self, compute: torch.dtype) -> bool:
         """Whether the cache keeps what is computed, to the last bit."""
         return self.format is None or KV_FORMATS[self.format].holds(compute)

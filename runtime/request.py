@@ -166,6 +166,7 @@ def open_request(options: RunOptions) -> Request:
     new_tokens = options.max_new_tokens
     if new_tokens is None:
         new_tokens = PROMPT_TOKENS if in_words and not options.quick else 0
+    options.cache.check_used(new_tokens)
     if options.quick:
         opened = replace(opened, model=only(opened.model, sample(opened.model, str(prompts or ids))))
     images = choose_images(options.input_ids, opened.model)
