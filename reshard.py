@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shard_plans.streams import leave_stdout, open_streams
+from shard_plans.standard_streams import leave_stdout, open_streams
 
 if TYPE_CHECKING:
     from converter.verbs import adopt, check, convert, restore

@@ -14,7 +14,7 @@ import click
 
 from shard_plans.console import emit
 from shard_plans.errors import OtherRankStopped, ReshardError
-from shard_plans.streams import leave_stdout
+from shard_plans.standard_streams import leave_stdout
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

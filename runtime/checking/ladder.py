@@ -21,7 +21,7 @@ from runtime.checking.figures import LayerFigures
 from runtime.checking.handed import Given, Handed
 from runtime.checking.probes import OPERATORS, Compared, Replay, operators
 from runtime.checking.reference import Reference
-from runtime.checking.tower import deep_measure, passes, placed_measure, places_measure, tower_measures
+from runtime.checking.tower import WRONG, deep_measure, passes, placed_measure, places_measure, tower_measures
 from runtime.passes import RankRun
 from shard_plans.console import Advance
 from shard_plans.families.model import Layer
@@ -172,8 +172,8 @@ class Ladder:
     def _operators(self, where: str, layer: Layer, found: LayerFigures, probe: Compared) -> None:
         """The first operator that fails, or the worst of those that pass."""
         wanted = operators(layer, None if self._handed is None else self._handed.pieces[0].beside.deep)
-        if self._exact:  # what wasn't run
-            probe.found.update({name: (1.0, 0) for name in wanted if name not in probe.found})
+        lost = WRONG if self._exact else -WRONG  # what wasn't run; scores of routers have no cosine
+        probe.found.update({n: (lost, 0) for n in wanted if n not in probe.found and (self._exact or n != "router")})
         found.operators = {name: value for name, (value, _) in probe.found.items()}
         seen = [name for name in wanted if name in probe.found]
         failed = [name for name in seen if self._exact and not probe.found[name][0] <= self._limit]

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from converter.verbs import convert
 from runtime.checking.checks import AIM
+from runtime.checking.probes import Compared
 from runtime.request import RunOptions
 from runtime.run import verify_and_run
 from shard_plans.errors import CheckpointError
@@ -88,6 +89,21 @@ def test_low_precision_is_a_smoke_test_and_says_so(tiny: MakeCheckpoint, tmp_pat
     assert {"layers", "hidden", "logits"} <= failed(verify_and_run(RunOptions(out, source)))
     tamper.change(out, DENSE_FILE, "layers.1.attn.o", zero)
     assert {"layers", "logits"} <= failed(verify_and_run(RunOptions(out, source, compute="bfloat16")))
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_an_operator_that_does_not_run_is_wrong(
+    compute: str, output: Path, tiny: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saw = Compared.saw
+
+    def look(self: Compared, operator: str, x: torch.Tensor) -> None:
+        if operator != "ffn.norm":
+            saw(self, operator, x)
+
+    monkeypatch.setattr(Compared, "saw", look)
+    result = verify_and_run(RunOptions(output, tiny(NAME), compute=compute))
+    assert not checks(result)["operators"].passed and "ffn.norm" in checks(result)["operators"].where
 
 
 def test_without_a_reference_only_hashes_are_checked_and_it_says_so(output: Path) -> None:
