@@ -11,8 +11,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from converter.verbs import convert
+from shard_plans.documents.plan import read_plan
+from shard_plans.launch.command import partition
 from tests.conftest import MakeCheckpoint
-from tests.engines.checkpoints import as_published, families, make_wide
+from tests.engines.checkpoints import TOWER, as_published, families, make_wide
 from tests.engines.engine import NEEDED, compared
 from tests.tools.plans import plan_id
 
@@ -38,6 +40,19 @@ def test_every_parameter_is_what_the_engine_loads_by_itself(
         for name, found in zip(names, rank, strict=True):
             assert found.get("entries", 0) > 10, (name, found)
             assert (name, found["unequal"], found["others"]) == (name, [], [])
+
+
+@pytest.mark.parametrize("sizes", [sizes for sizes in SIZES if "pp" in sizes], ids=plan_id)
+def test_a_plan_s_own_stages_are_loaded_too(sizes: dict[str, int], own_tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    """The first stage holds the tower, hence other layers than vLLM would give it; docs/engines.md says what to set."""
+    (name,) = TOWER
+    source, out = as_published(own_tiny(name)), tmp_path / "out"
+    convert(source, out, layout=LAYOUT, **sizes)  # type: ignore[arg-type]
+    plan = read_plan(out / "plan.yaml")
+    layers = partition(plan, plan.stages[-1][1])
+    for (found,) in compared([(source, out)], "sharded_state", sizes, text=True, partition=layers):
+        assert found.get("entries", 0) > 10, found
+        assert (found["unequal"], found["others"]) == ([], [])
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=plan_id)

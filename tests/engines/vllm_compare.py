@@ -45,6 +45,8 @@ class Job:
     """Without the vision tower of a class that has one."""
     shards: str | None = None
     """The plugin's option of that name."""
+    partition: str | None = None
+    """Layers of each stage; None: as the engine chooses."""
 
 
 def on_cpu() -> None:
@@ -155,6 +157,8 @@ def compare(job: Job, source: str, out: str) -> dict[str, Any]:
 
 def work(job: Job) -> list[dict[str, Any]]:
     """One rank's part, in a process of its own."""
+    if job.partition is not None:
+        os.environ["VLLM_PP_LAYER_PARTITION"] = job.partition
     return [save(job, *pair) if job.load_format == "save" else compare(job, *pair) for pair in job.folders]
 
 
