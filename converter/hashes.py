@@ -42,45 +42,30 @@ class _Run:
         return _span(self.manifest, self.pieces[0])[0], _span(self.manifest, self.pieces[-1])[1]
 
 
-@dataclass(slots=True)
-class _Hands:
-    """What one thread holds."""
-
-    reader: Reader
-    run: _Run | None = None
-    """The run to compare next: when its turn comes, the one behind it is read ahead already."""
-
-
 def compare_hashes(out: Path, manifests: Iterable[ShardManifest], workers: int, meter: Meter) -> list[Failure]:
-    """Tensors whose bytes don't have the digest stated; a manifest is asked for when its turn comes."""
+    """Tensors whose bytes don't have the digest stated; a manifest is asked for when its turn comes.
+
+    Nothing is read ahead: while one thread hashes the others read, and few bytes in turn stay in the cache.
+    """
     failures: list[Failure] = []
 
     @contextmanager
-    def worker() -> Iterator[_Hands]:
-        with Reader(out, ManifestError, room=CHUNK) as reader:
-            hands = _Hands(reader)
-            yield hands
-            compare(hands)
+    def worker() -> Iterator[Reader]:
+        with Reader(out, ManifestError, room=CHUNK, ahead=0) as reader:
+            yield reader
 
-    def work(hands: _Hands, run: _Run) -> None:
-        hands.reader.expect(run.manifest.file, [run.span])
-        compare(hands)
-        hands.run = run
-
-    def compare(hands: _Hands) -> None:
-        run = hands.run
-        if run is None:
-            return
+    def compare(reader: Reader, run: _Run) -> None:
+        start, stop = run.span
+        reader.expect(run.manifest.file, [(start, stop)])
         for piece in run.pieces:
             try:
-                failures.extend(_chunks(hands.reader, run.manifest, piece))
+                failures.extend(_chunks(reader, run.manifest, piece))
             except ManifestError as error:
                 failures.append(Failure(run.manifest.file, piece.tensor.name, str(error)))
-        start, stop = run.span
-        hands.reader.passed(1 if start < stop else 0)
+        reader.passed(1 if start < stop else 0)
         meter.add(stop - start)
 
-    run_all(_runs(out, manifests), worker, work, workers)
+    run_all(_runs(out, manifests), worker, compare, workers)
     return failures
 
 

@@ -74,7 +74,7 @@ class _Coming:
 class Ahead:
     """A few windows that are filled one after the other, by a thread of its own, while another one is used."""
 
-    def __init__(self, room: int, depth: int = 2) -> None:
+    def __init__(self, room: int, depth: int) -> None:
         """`depth` is how many windows of `room` bytes there are beside the one in use."""
         self.room, self.depth = room, depth
         self.free: list[Window] = []

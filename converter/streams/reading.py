@@ -51,10 +51,12 @@ class Reader(Handles):
         stamps: Mapping[str, Stamp] | None = None,
         room: int = 0,
         window: int = WINDOW,
+        ahead: int = 2,
     ) -> None:
         """`sizes` and `stamps` say what files must be, where given; `room` is how much `fetch` takes at a time.
 
-        What is expected is read ahead in windows of `window` bytes, of which there are three.
+        What is expected is read ahead into `ahead` windows of `window` bytes, beside the one in use; with none, when it
+        is fetched.
         """
         super().__init__(folder, os.O_RDONLY)
         self.error = error
@@ -63,7 +65,7 @@ class Reader(Handles):
         self._sizes, self._stamps = sizes or {}, stamps or {}
         self._own = self._window = make_window(room)
         """The window for what wasn't read ahead, and the one in use."""
-        self._ahead = Ahead(min(room, window))
+        self._ahead = Ahead(min(room, window), ahead)
         self._spans: list[Span] = []
         self._next = 0, 0
         """Which span is read ahead next, and from where."""

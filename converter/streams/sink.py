@@ -15,6 +15,8 @@ from converter.streams.hashing import TensorHash
 from converter.streams.writing import Writer
 
 Array = np.ndarray[Any, np.dtype[Any]]
+HOT = 512 << 10
+"""Bytes that are copied before they are hashed: as many as are then still in the nearest cache of the core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +30,14 @@ class Place:
 
 
 class Sink:
-    """Gathers what arrives in aligned memory; when that is full it is hashed, still in cache, and written.
+    """Gathers what arrives in aligned memory and hashes it, still in cache; when the memory is full it is written.
 
     Memory that is filled more than once is two halves: one is filled while the other one is written.
     """
 
-    __slots__ = ("_filled", "_hash", "_job", "_left", "_moved", "_name", "_other", "_place", "_room", "_writer")
+    __slots__ = (
+        "_filled", "_hash", "_hashed", "_job", "_left", "_moved", "_name", "_other", "_place", "_room", "_writer",
+    )  # fmt: skip
 
     def __init__(self, writer: Writer, place: Place, room: Bytes, moved: Callable[[int], None]) -> None:
         """`room` begins at a page and is whole pages; it must be left alone until the writer has finished.
@@ -44,7 +48,8 @@ class Sink:
         self._writer, self._name, self._place = writer, place.name, place.tensor + place.start
         self._room = room[: len(room) - half]
         self._other = room[len(room) - half :] if half else None
-        self._filled = 0
+        self._filled = self._hashed = 0
+        """Bytes in the room, and how many of them the digest has."""
         self._left = place.stop - place.start
         """Bytes that aren't on their way to the disk."""
         self._job: Future[None] | None = None
@@ -55,11 +60,11 @@ class Sink:
     @property
     def seen(self) -> int:
         """Bytes taken so far."""
-        return self._hash.seen + self._filled
+        return self._hash.seen + self._filled - self._hashed
 
     def take(self, piece: Array) -> None:
         """Take the next elements, in row-major order; the array may be reused after the call."""
-        while piece.nbytes > (free := len(self._room) - self._filled):
+        while piece.nbytes > (free := min(HOT, len(self._room) - self._filled)):
             rows = free // piece[0].nbytes
             if rows:
                 self._copy(piece[:rows])
@@ -85,14 +90,22 @@ class Sink:
 
     def _advance(self, count: int) -> None:
         self._filled += count
-        if self._filled == len(self._room):
+        full = self._filled == len(self._room)
+        if full or self._filled - self._hashed >= HOT:
+            self._digest()
+        if full:
             self._flush()
+
+    def _digest(self) -> None:
+        """Hash what came since the last time."""
+        self._hash.update(self._room.data[self._hashed : self._filled])
+        self._hashed = self._filled
 
     def _flush(self) -> None:
         if not self._filled:
             return
+        self._digest()
         data = self._room.data[: self._filled]
-        self._hash.update(data)
         before = self._job
         self._left -= len(data)
         if self._left:
@@ -101,7 +114,7 @@ class Sink:
             self._writer.gather(self._name, self._place, data)
         self._moved(self._filled)
         self._place += self._filled
-        self._filled = 0
+        self._filled = self._hashed = 0
         if not self._left:
             return  # the memory isn't needed again
         if self._other is None:
