@@ -18,6 +18,8 @@ from shard_plans.errors import ManifestError
 
 RUN = 64 << 20
 """Bytes that one thread reads in a row, at most; whole chunks."""
+STEP = 2 << 20
+"""Bytes that it reads at a time: enough for the full speed of most disks, few enough to be still in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def compare_hashes(out: Path, manifests: Iterable[ShardManifest], workers: int, 
 
     @contextmanager
     def worker() -> Iterator[Reader]:
-        with Reader(out, ManifestError, room=CHUNK, ahead=0) as reader:
+        with Reader(out, ManifestError, room=STEP, ahead=0) as reader:
             yield reader
 
     def compare(reader: Reader, run: _Run) -> None:

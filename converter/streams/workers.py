@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 Worker = TypeVar("Worker")
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all, from any thread, never twice at a time."""
-READERS = max(3, min(8, os.cpu_count() or 4))
+READERS = max(4, min(8, os.cpu_count() or 4))
 """Threads that read and hash where nothing is said: while one hashes the disk serves the others."""
 INTERVAL = 0.1
 """Seconds between calls of a progress callback."""
