@@ -10,7 +10,7 @@ from types import TracebackType
 from converter.output.identity import Identity, format_marker
 from converter.output.lock import Lock
 from converter.output.lying import finished, marked
-from converter.output.partial import PARTIAL, publish, remove_empty, sync, write_small, write_synced
+from converter.output.partial import PARTIAL, publish, remove_empty, sync, write_small, write_through
 from converter.output.parts import LOCK, Part, is_leftover, read_done, record_done
 from converter.streams.hashing import file_digest
 from converter.streams.writing import write_fault
@@ -87,9 +87,7 @@ class OutputFolder:
             else:
                 self._prepare()
             if marked(self.path) != self.identity:  # of several parts another one may have written it
-                write_synced(self.path / f"{self.part.stem}.new", format_marker(self.identity))
-                (self.path / f"{self.part.stem}.new").rename(self.path / MARKER)
-                sync(self.path)
+                write_through(f"{self.part.stem}.new", self.path / MARKER, format_marker(self.identity))
         except OSError as error:
             self._release()
             raise write_fault(self.path, error) from error

@@ -30,6 +30,9 @@ class Lock:
                 return False
             except FileNotFoundError:
                 pass  # its holder removed it between the two calls
+            except BaseException:
+                os.close(handle)
+                raise
             os.close(handle)
 
     def release(self) -> None:

@@ -75,15 +75,20 @@ def write_small(folder: Path, name: str, data: bytes) -> tuple[int, str]:
     return len(data), hash_bytes(data)
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a small file whole and wait until it, and its name, are on the disk. Raises OSError."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+def write_through(spare: str, path: Path, data: bytes) -> None:
+    """Write a small file whole under the name `spare` beside it, then give it its own; both are on the disk after it.
+
+    Raises OSError.
+    """
+    written = path.parent / spare
+    handle = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     try:
         while data:
             data = data[os.write(handle, data) :]
         os.fsync(handle)
     finally:
         os.close(handle)
+    written.rename(path)
     sync(path.parent)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from converter.output.identity import MOST_PARTS, parse_marker
-from converter.output.partial import write_synced
+from converter.output.partial import write_through
 from converter.streams.writing import write_fault
 from shard_plans.checkpoints.headers import brief, load_json
 from shard_plans.checkpoints.regular import read_regular
@@ -80,8 +80,7 @@ def record_done(folder: Path, part: Part, files: Sequence[ManifestFile]) -> None
     listed = [[file.name, file.manifest, file.size, file.xxh3] for file in files]
     path = folder / f"{part.stem}.done"
     try:
-        write_synced(path.with_suffix(".new"), json.dumps(listed).encode())
-        path.with_suffix(".new").rename(path)
+        write_through(f"{part.stem}.new", path, json.dumps(listed).encode())
     except OSError as error:
         raise write_fault(path, error) from error
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from converter.output.carry import SOURCE
-from converter.output.partial import write_synced
+from converter.output.partial import write_through
 from converter.streams.reading import Reader
 from converter.streams.workers import Meter, Progress, run_all
 from converter.streams.writing import write_fault
@@ -51,7 +51,6 @@ def write_sums(out: Path, workers: int, progress: Progress | None = None) -> Non
     run_all(sorted(names, key=lambda name: -sizes[name]), worker, work, workers)
     text = "".join(f"{digests[name]}  {name}\n" for name in names)
     try:
-        write_synced(out / "conversion.new", text.encode())
-        (out / "conversion.new").rename(out / SUMS)
+        write_through("conversion.new", out / SUMS, text.encode())
     except OSError as error:
         raise write_fault(out / SUMS, error) from error

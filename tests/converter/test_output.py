@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ import pytest
 from converter.convert import convert
 from converter.output import partial
 from converter.output.folder import Identity, OutputFolder
+from converter.output.lock import Lock
 from converter.output.parts import LOCK
 from shard_plans.documents.manifest import MARKER
 from shard_plans.documents.plan import plan_digest
@@ -145,6 +147,17 @@ def test_a_second_process_is_refused(tiny: MakeCheckpoint, tmp_path: Path) -> No
             converted(tiny("llama"), tmp_path)
         assert (tmp_path / MARKER).exists()
     converted(tiny("llama"), tmp_path)
+
+
+def test_a_lock_that_cannot_be_had_is_closed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(handle: int, operation: int) -> None:
+        raise OSError(errno.EIO, "no")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="no"):
+        Lock(tmp_path / "lock").take()
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tiny: MakeCheckpoint, tmp_path: Path) -> None:

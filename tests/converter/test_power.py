@@ -11,6 +11,7 @@ import pytest
 
 from converter.check import check
 from converter.output.partial import sync_all
+from converter.output.parts import Part
 from tests.conftest import MakeCheckpoint
 from tests.tools import crash, power
 from tests.tools.converted import contents, converted
@@ -81,3 +82,20 @@ def test_without_syncing_the_loss_is_seen(
                 out = make_state(tmp_path / f"{seed}-{number}", state)
                 right.append(check(out).passed)
     assert False in right
+
+
+def test_what_a_finished_part_says_stays_said(tiny: MakeCheckpoint, tmp_path: Path) -> None:
+    """Whenever the power goes after a part is done, its record, the manifest and the sums are there, whole."""
+    out = tmp_path / "here" / "out"
+    out.parent.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        for disk in power.recorded(out.parent, patch, lambda _: None):
+            for part, names in (
+                (Part(1, 2), {"conversion-1-of-2.done"}),
+                (Part(2, 2), {"manifest.json", "SHA256SUMS"}),
+            ):
+                converted(tiny(NAME), out, SIZES, workers=1, part=part, sha256=True)
+                for name in names:
+                    inode = disk.names[f"out/{name}"]
+                    assert inode == (out / name).stat().st_ino
+                    assert disk.safe[inode] == (out / name).read_bytes()
