@@ -17,7 +17,7 @@ from converter.backward.gather import Shards
 from converter.backward.planned import departures
 from converter.backward.recomputed import conversions
 from converter.findings import CheckResult, Failure, summed_up
-from converter.hashes import compare_hashes
+from converter.hashes import LOST, compare_hashes
 from converter.output.carry import PLAN, SOURCE
 from converter.output.parts import is_leftover, unfinished_words
 from converter.output.sums import SUMS
@@ -92,7 +92,11 @@ def check(out: Path, deep: Path | None = None, workers: int = READERS, progress:
         lost = {failure.file for failure in broken if failure.reason.startswith(_SHORT)}
         if checkpoint is not None and not lost:
             origin = open_source(checkpoint)
-            failures += _compared(shards, origin, workers, meter)
+            try:
+                failures += _compared(shards, origin, workers, meter)
+            except ManifestError:
+                if not failures:  # else what can't be read is named already
+                    raise
             if not failures:  # else the fault is named already, and its consequences would hide it
                 failures += departures(shards, origin)
     tensors = sum(len(manifest.tensors) for manifest in manifests)
@@ -158,7 +162,7 @@ def _frame(out: Path, manifest: ShardManifest, native: bool) -> Iterator[Failure
         with open(open_regular(path), "rb") as file:
             digest = xxhash.xxh3_128_hexdigest(file.read(manifest.header_size))
     except OSError as error:
-        yield Failure(name, None, f"{_SHORT} can't be read: {error.strerror}")
+        yield Failure(name, None, f"{LOST} {error.strerror}")
         return
     if size != manifest.size:
         cut = next((t for t in manifest.tensors if manifest.header_size + t.offset + t.nbytes > size), None)

@@ -18,6 +18,8 @@ from shard_plans.errors import ManifestError
 
 RUN = 64 << 20
 """Bytes that one thread reads in a row, at most; whole chunks."""
+LOST = "is cut short or lost: can't be read:"
+"""What a failure says of a file that isn't there or doesn't open."""
 STEP = 2 << 20
 """Bytes that it reads at a time: enough for the full speed of most disks, few enough to be still in the cache."""
 
@@ -67,7 +69,7 @@ def compare_hashes(out: Path, manifests: Iterable[ShardManifest], workers: int, 
         reader.passed(1 if start < stop else 0)
         meter.add(stop - start)
 
-    run_all(_runs(out, manifests), worker, compare, workers)
+    run_all(_runs(out, manifests, failures), worker, compare, workers)
     return failures
 
 
@@ -77,14 +79,14 @@ def _span(manifest: ShardManifest, piece: _Piece) -> tuple[int, int]:
     return start + piece.start, start + piece.stop
 
 
-def _runs(out: Path, manifests: Iterable[ShardManifest]) -> Iterator[_Run]:
+def _runs(out: Path, manifests: Iterable[ShardManifest], failures: list[Failure]) -> Iterator[_Run]:
     """All tensors that lie in their file whole, in runs that one thread reads; others were reported with the file."""
     for manifest in manifests:
-        path = out / manifest.file
         try:
-            size = path.stat().st_size if path.is_file() else 0
+            size = (out / manifest.file).stat().st_size
         except OSError as error:
-            raise ManifestError(f"{path} can't be looked at: {error.strerror}; check again") from error
+            failures.append(Failure(manifest.file, None, f"{LOST} {error.strerror}"))
+            continue
         run, end = _Run(manifest, []), 0
         for tensor in sorted(manifest.tensors, key=lambda tensor: tensor.offset):
             if manifest.header_size + tensor.offset + tensor.nbytes > size:

@@ -71,7 +71,8 @@ class Verb(click.Command):
             if error.errno is None:
                 raise
             where = f"{error.filename} can't be used" if error.filename else "the system refused a call"
-            self._refuse(ctx, ReshardError(f"{where}: {error.strerror}; see to the disk, and run again"))
+            what = "its permissions" if error.errno in (errno.EACCES, errno.EPERM) else "the disk"
+            self._refuse(ctx, ReshardError(f"{where}: {error.strerror}; see to {what}, and run again"))
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:

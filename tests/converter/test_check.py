@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,6 +109,27 @@ def test_a_missing_file_is_named(made: Made, name: str, reason: str) -> None:
     found = [failure for failure in made.deep().failures if failure.file == name]
     assert found
     assert reason in found[0].reason
+
+
+@pytest.mark.parametrize("call", ["stat", "open", "preadv"])
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_file_that_the_disk_does_not_give_is_named(
+    made: Made, monkeypatch: pytest.MonkeyPatch, call: str, deep: bool
+) -> None:
+    """A deep check ended there with the first fault alone, as if the command had been wrong."""
+    file, real = "stage-0-tp-1.safetensors", getattr(os, call)
+
+    def failing(where: Any, *rest: Any, **options: Any) -> Any:
+        path = os.readlink(f"/proc/self/fd/{where}") if isinstance(where, int) else os.fspath(where)
+        if str(path).endswith(file):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(where, *rest, **options)
+
+    monkeypatch.setattr(os, call, failing)
+    result = made.deep() if deep else made.shallow()
+    assert {failure.file for failure in result.failures} == {file}
+    assert all("Input/output error" in failure.reason for failure in result.failures)
+    assert (len(result.failures) == 1) == (call == "stat")
 
 
 def test_a_foreign_file_is_named(made: Made) -> None:

@@ -270,15 +270,19 @@ def _llama(config: dict[str, object]) -> dict[str, Stored]:
     return little_tensors(load_family(config), config, random.Random(0))
 
 
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(errno.EIO, "Input/output error; see to the disk"), (errno.EACCES, "Permission denied; see to its permissions")],
+)
 def test_a_disk_that_fails_is_no_fault_of_the_program(
-    source: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+    source: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch, number: int, words: str
 ) -> None:
     def broken(*_: object, **__: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), "a/file")
+        raise OSError(number, os.strerror(number), "a/file")
 
     monkeypatch.setattr("converter.cli.check", broken)
     ran = run_cli("check", source, "--json", code=2)
-    assert ran.stderr == "reshard check: a/file can't be used: Input/output error; see to the disk, and run again\n"
+    assert ran.stderr == f"reshard check: a/file can't be used: {words}, and run again\n"
     assert ran.json["error"]["kind"] == "ReshardError"
 
 
