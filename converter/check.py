@@ -36,7 +36,7 @@ from shard_plans.documents.manifest import (
 )
 from shard_plans.documents.plan import NATIVE, read_plan
 from shard_plans.documents.stored import open_stored, refuse_unadopted, unadopted
-from shard_plans.errors import CheckpointError, ManifestError, ReshardError
+from shard_plans.errors import CheckpointError, ManifestError, ReshardError, using
 
 __all__ = ["CheckResult", "Failure", "check"]
 
@@ -47,6 +47,11 @@ def check(out: Path, deep: Path | None = None, workers: int = READERS, progress:
     Of an engine's own folder, which has no manifests, names, types and shapes are compared. Raises ManifestError where
     there is neither, CheckpointError where `deep` isn't its checkpoint.
     """
+    with using(out, ManifestError):
+        return _checked(out, deep, workers, progress)
+
+
+def _checked(out: Path, deep: Path | None, workers: int, progress: Progress | None) -> CheckResult:
     if unadopted(out):
         if deep is not None:
             refuse_unadopted(out)

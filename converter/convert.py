@@ -138,7 +138,7 @@ def convert(
 
 def _sums(output: OutputFolder, options: ConvertOptions, workers: int) -> None:
     """Write SHA-256 digests of a finished output, where they are asked for."""
-    if options.sha256 and (output.path / ROOT).exists():
+    if options.sha256 and output.whole:
         write_sums(output.path, workers)
 
 
@@ -156,7 +156,7 @@ def _finish(
 ) -> None:
     """Write what belongs to no part, last of all the root manifest; of several processes one does it."""
     with output.alone() as free:
-        if not free or (output.path / ROOT).exists():
+        if not free or output.whole:
             return  # another part is at it, or has done it
         output.clear([*others, ROOT])
         carried = carry_files(source, output.path)

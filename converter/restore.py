@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -20,8 +19,8 @@ from converter.backward.gather import BLOCK, Array, Shards, blocks, growth, item
 from converter.backward.regions import Regions, declared
 from converter.check import check
 from converter.output.carry import PLAN, SOURCE
-from converter.output.lock import lock_file
-from converter.output.partial import PARTIAL, check_space, partial_path, publish, remove_empty, reserve, write_small
+from converter.output.empty import empty_folder
+from converter.output.partial import PARTIAL, check_space, partial_path, publish, reserve, write_small
 from converter.streams.reading import Reader
 from converter.streams.workers import Meter, Progress, run_all
 from converter.streams.writing import Writer, write_fault
@@ -30,7 +29,7 @@ from shard_plans.checkpoints.headers import Kinds
 from shard_plans.documents.manifest import read_manifest
 from shard_plans.documents.plan import read_plan
 from shard_plans.documents.stored import kept_family, open_stored, refuse_unadopted
-from shard_plans.errors import CheckFailed, ManifestError, OutputError
+from shard_plans.errors import CheckFailed, ManifestError, OutputError, using
 from shard_plans.families.binding import bind
 from shard_plans.families.family import read_family
 from shard_plans.placement.arrangement import narrow
@@ -63,12 +62,17 @@ def restore(
     Where all tensors of a file were kept, it comes back byte for byte; tensors that were left out are missing from
     header and index too. Raises CheckFailed where a digest is wrong, ManifestError, and OutputError for the folder.
     """
+    with using(folder, OutputError):
+        return _restored(out, folder, workers, progress, converted)
+
+
+def _restored(out: Path, folder: Path, workers: int, progress: Progress | None, converted: bool) -> RestoreResult:
     started = time.monotonic()
     refuse_unadopted(out)
     _refuse_partial(out)
     if folder.resolve().is_relative_to(out.resolve()) or out.resolve().is_relative_to(folder.resolve()):
         raise OutputError(f"{folder} and the output {out} lie in one another; restore into a folder of its own")
-    with _empty_folder(folder):
+    with empty_folder(folder):
         result = check(out, workers=workers)
         if not result.passed:
             first = result.failures[0]
@@ -145,49 +149,6 @@ def _refuse_partial(out: Path) -> None:
             f"{out} holds the files of ranks {format_ids(root.partial)} alone, so the checkpoint can't be put together "
             f"from it; restore from an output of all ranks"
         )
-
-
-@contextmanager
-def _empty_folder(folder: Path) -> Iterator[None]:
-    """Make the folder and keep it from other processes; what is unfinished goes where the block fails.
-
-    Raises OutputError where something lies in it, or another process has it.
-    """
-    made = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise OutputError(f"{folder} can't be written: {error.strerror}; choose another folder") from error
-    try:
-        _check_empty(folder, handle)
-        try:
-            yield
-        except BaseException:
-            _discard(folder, made)
-            raise
-    finally:
-        os.close(handle)  # and with it the lock
-
-
-def _check_empty(folder: Path, handle: int) -> None:
-    try:
-        lock_file(handle)
-        if any(folder.iterdir()):
-            raise OutputError(f"{folder} isn't empty; restore writes into a new or empty folder")
-        if not os.access(folder, os.W_OK):
-            raise OutputError(f"{folder} can't be written: no permission; choose another folder")
-    except BlockingIOError as error:
-        raise OutputError(f"another process is writing {folder}; wait, or choose another folder") from error
-    except OSError as error:
-        raise OutputError(f"{folder} can't be written: {error.strerror}; choose another folder") from error
-
-
-def _discard(folder: Path, made: bool) -> None:
-    for path in folder.glob(f"*{PARTIAL}"):
-        path.unlink(missing_ok=True)
-    if made:
-        remove_empty(folder)
 
 
 @dataclass(slots=True)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 LONGEST = 2000
 """Characters of a message; of a longer one the middle is left out."""
 
@@ -79,3 +83,20 @@ class CheckFailed(ReshardError):
 
 class NotFinite(CheckFailed):
     """An operator of the forward pass made a nan or an infinity out of finite numbers."""
+
+
+def refusal(error: OSError, what: object = None) -> str:
+    """What the system refused, and what to do about it; of `what`, where the error doesn't say of which file."""
+    name = error.filename if error.filename is not None else what
+    where = f"{name} can't be used" if name is not None else "the system refused a call"
+    remedy = "its permissions" if error.errno in (errno.EACCES, errno.EPERM) else "the disk"
+    return f"{where}: {error.strerror or error}; see to {remedy}, and run again"
+
+
+@contextmanager
+def using(what: object, fault: type[ReshardError]) -> Iterator[None]:
+    """What the system refuses meanwhile is a `fault` of `what`."""
+    try:
+        yield
+    except OSError as error:
+        raise fault(refusal(error, what)) from error

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from shard_plans.console import emit
-from shard_plans.errors import OtherRankStopped, ReshardError
+from shard_plans.errors import OtherRankStopped, ReshardError, refusal
 from shard_plans.standard_streams import leave_stdout
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -70,9 +70,7 @@ class Verb(click.Command):
                 sys.exit(2)
             if error.errno is None:
                 raise
-            where = f"{error.filename} can't be used" if error.filename else "the system refused a call"
-            what = "its permissions" if error.errno in (errno.EACCES, errno.EPERM) else "the disk"
-            self._refuse(ctx, ReshardError(f"{where}: {error.strerror}; see to {what}, and run again"))
+            self._refuse(ctx, ReshardError(refusal(error)))
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:

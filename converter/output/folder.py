@@ -67,6 +67,14 @@ class OutputFolder:
         """
         return finished(self.path, self.identity, self.names)
 
+    @property
+    def whole(self) -> bool:
+        """Whether the root manifest is there. Raises OutputError where that can't be told."""
+        try:
+            return (self.path / ROOT).exists()
+        except OSError as error:
+            raise OutputError(f"{self.path / ROOT} can't be looked at: {error.strerror}; run again") from error
+
     def __enter__(self) -> OutputFolder:
         """Make the folder, lock it, and discard what is of no use of an unfinished conversion. Raises OutputError."""
         try:

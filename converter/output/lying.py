@@ -18,11 +18,14 @@ from shard_plans.errors import ManifestError, OutputError
 def finished(path: Path, identity: Identity, names: Set[str]) -> Manifest | None:
     """The manifest of the same conversion, if it lies here whole; None where there is work to do.
 
-    Raises OutputError where the folder holds anything else.
+    Raises OutputError where the folder holds anything else, or can't be read.
     """
-    present = _present(path)
-    if ROOT in present:
-        return _whole(path, identity)
+    try:
+        present = _present(path)
+        if ROOT in present:
+            return _whole(path, identity)
+    except OSError as error:
+        raise OutputError(f"{path} can't be read: {error.strerror}") from error
     whose = marked(path)
     allowed = {*names, *(name + PARTIAL for name in names)}
     present = {name for name in present if not is_leftover(name)}
@@ -43,18 +46,15 @@ def finished(path: Path, identity: Identity, names: Set[str]) -> Manifest | None
 
 
 def _present(path: Path) -> set[str]:
-    try:
-        if not path.is_dir():
-            if os.path.lexists(path):
-                raise OutputError(f"{path} isn't a folder; choose another output")
-            return set()
-        return {
-            os.path.relpath(os.path.join(base, name), path)
-            for base, folders, files in os.walk(path, onerror=_raise)
-            for name in files + [f for f in folders if os.path.islink(os.path.join(base, f))]
-        }
-    except OSError as error:
-        raise OutputError(f"{path} can't be read: {error.strerror}") from error
+    if not path.is_dir():
+        if os.path.lexists(path):
+            raise OutputError(f"{path} isn't a folder; choose another output")
+        return set()
+    return {
+        os.path.relpath(os.path.join(base, name), path)
+        for base, folders, files in os.walk(path, onerror=_raise)
+        for name in files + [f for f in folders if os.path.islink(os.path.join(base, f))]
+    }
 
 
 def _whole(path: Path, identity: Identity) -> Manifest:

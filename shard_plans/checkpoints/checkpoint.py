@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from shard_plans.checkpoints.headers import Header, Int64, Kinds, brief, check_words, load_json, read_header
-from shard_plans.errors import CheckpointError
+from shard_plans.errors import CheckpointError, using
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -102,22 +102,25 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
     Raises CheckpointError where a file is missing or malformed, or files contradict one another.
     """
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} isn't a folder; a checkpoint is one with config.json and safetensors files")
-    raw_config = read_small(folder, "config.json")
-    parse_object(raw_config, folder / "config.json")
-    index = _read_index(folder)
-    expected = Counter(index.values()) if index is not None else Counter({SINGLE: 0})
-    kinds = Kinds()
+    with using(folder, CheckpointError):
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"{folder} isn't a folder; a checkpoint is one with config.json and safetensors files"
+            )
+        raw_config = read_small(folder, "config.json")
+        parse_object(raw_config, folder / "config.json")
+        index = _read_index(folder)
+        expected = Counter(index.values()) if index is not None else Counter({SINGLE: 0})
+        kinds = Kinds()
 
-    def headers() -> Iterator[tuple[str, Header]]:
-        for name in sorted(expected):
-            header = read_header(inside(folder, name), kinds)
-            if index is not None:
-                _check_indexed(folder, name, header.names, index, expected[name])
-            yield name, header
+        def headers() -> Iterator[tuple[str, Header]]:
+            for name in sorted(expected):
+                header = read_header(inside(folder, name), kinds)
+                if index is not None:
+                    _check_indexed(folder, name, header.names, index, expected[name])
+                yield name, header
 
-    return from_headers(folder, raw_config, headers(), carried_files(folder))
+        return from_headers(folder, raw_config, headers(), carried_files(folder))
 
 
 def from_headers(

@@ -20,7 +20,7 @@ from shard_plans.checkpoints.checkpoint import (
 from shard_plans.checkpoints.headers import HEADER_LIMIT, Header, Kinds, parse_header
 from shard_plans.checkpoints.regular import open_regular
 from shard_plans.documents.manifest import MARKER, ROOT, Manifest, read_manifest
-from shard_plans.errors import CheckFailed, CheckpointError, ManifestError
+from shard_plans.errors import CheckFailed, CheckpointError, ManifestError, using
 from shard_plans.layouts.engine_files import engine_files
 
 FAMILY = "family.yaml"
@@ -36,12 +36,15 @@ def open_stored(folder: Path) -> Checkpoint:
 
     Raises CheckpointError and ManifestError where it is neither, and CheckFailed where the output is damaged.
     """
-    if (folder / ROOT).is_file():
-        return _kept(folder, read_manifest(folder))
-    if (folder / MARKER).is_file():
-        raise ManifestError(f"{folder} holds a conversion that isn't finished; give its command again, then this one")
-    refuse_unadopted(folder)
-    return open_checkpoint(folder)
+    with using(folder, CheckpointError):
+        if (folder / ROOT).is_file():
+            return _kept(folder, read_manifest(folder))
+        if (folder / MARKER).is_file():
+            raise ManifestError(
+                f"{folder} holds a conversion that isn't finished; give its command again, then this one"
+            )
+        refuse_unadopted(folder)
+        return open_checkpoint(folder)
 
 
 def unadopted(folder: Path) -> bool:
