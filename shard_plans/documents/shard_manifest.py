@@ -27,6 +27,8 @@ LARGEST_CONSTANT = 1 << 20
 """Bytes of a tensor that holds one value everywhere."""
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 """Names of shard files and native tensors."""
+IN_LAYER = re.compile(r"layers\.[0-9]{1,9}\.[A-Za-z0-9_].*")
+"""Those of a layer's tensors: its number and the role."""
 AXES = ("stage", "tp", "edp", "ep", "etp")
 MAX_IDS = 1 << 20
 """Expert ids in all different lists of a manifest together."""
@@ -135,6 +137,8 @@ class _Lists:
 
 def _tensor(entry: dict[str, Any], lists: _Lists) -> ManifestTensor:
     name = _plain(entry["name"], "a tensor's name")
+    if name.split(".", 1)[0] == "layers" and not IN_LAYER.fullmatch(name):
+        _wrong(f"tensor {name} is of no layer: the names of their tensors are layers.NUMBER.ROLE")
     dtype, shape, nbytes = entry["dtype"], _numbers(entry["shape"], name), _number(entry["bytes"], name)
     if type(dtype) is not str or dtype not in DTYPE_BITS:
         _wrong(f"tensor {name} has the unknown dtype {brief(dtype)}")

@@ -241,6 +241,21 @@ def test_lists_of_experts_are_bounded_together(source: Path, tmp_path: Path) -> 
     assert len(parse_shard_manifest(value, "x.json").tensors) == 100
 
 
+@pytest.mark.parametrize(
+    "name", ["layers", "layers.3", "layers..norm", "layers.x.norm", "layers.1_0.norm", "layers.3."]
+)
+def test_a_tensor_of_no_layer_is_refused(source: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "out"
+    converted(source, out, SIZES)
+    path = next(iter(sorted(out.glob("stage-0-tp*.json"))))
+    document = json.loads(path.read_text())
+    document["tensors"][0]["name"] = "layers.3.another"
+    parse_shard_manifest(document, "it")
+    document["tensors"][0]["name"] = name
+    with pytest.raises(ManifestError, match=r"is of no layer: the names of their tensors are layers\.NUMBER\.ROLE"):
+        parse_shard_manifest(document, "it")
+
+
 def test_tamper_and_little_agree_on_what_a_file_is(source: Path, tmp_path: Path) -> None:
     """The little checkpoints of these tests are whole ones: converted, checked and read back."""
     for name, plans in PLANS.items():
