@@ -16,8 +16,8 @@ from converter.backward.deep import compare
 from converter.backward.gather import Shards
 from converter.backward.planned import departures
 from converter.backward.recomputed import conversions
-from converter.findings import CheckResult, Failure, summed_up
-from converter.hashes import LOST, compare_hashes
+from converter.findings import SHORT, CheckResult, Failure, summed_up
+from converter.hashes import compare_hashes
 from converter.output.carry import PLAN, SOURCE
 from converter.output.parts import is_leftover, unfinished_words
 from converter.output.sums import SUMS
@@ -94,14 +94,15 @@ def _checked(out: Path, deep: Path | None, workers: int, progress: Progress | No
     if not unread:
         shards = Shards(out, root, manifests)
         failures += disagreements(shards)
-        lost = {failure.file for failure in broken if failure.reason.startswith(_SHORT)}
+        lost = {failure.file for failure in broken if failure.reason.startswith(SHORT)}
         if checkpoint is not None and not lost:
             origin = open_source(checkpoint)
             try:
                 failures += _compared(shards, origin, workers, meter)
-            except ManifestError:
-                if not failures:  # else what can't be read is named already
+            except ManifestError as error:
+                if not failures:  # all was read right before: it may be the checkpoint, where that is an output
                     raise
+                failures.append(Failure(ROOT, None, f"the comparison with the checkpoint ended early: {error}"))
             if not failures:  # else the fault is named already, and its consequences would hide it
                 failures += departures(shards, origin)
     tensors = sum(len(manifest.tensors) for manifest in manifests)
@@ -115,9 +116,6 @@ def _compared(shards: Shards, origin: Source, workers: int, meter: Meter) -> lis
     except ReshardError as error:
         return [Failure(PLAN, None, f"can't be laid out again: {error}")]
     return compare(shards, origin, workers, meter, made)
-
-
-_SHORT = "is cut short or lost:"
 
 
 def _absent(out: Path, root: Manifest) -> tuple[int, ...]:
@@ -167,12 +165,12 @@ def _frame(out: Path, manifest: ShardManifest, native: bool) -> Iterator[Failure
         with open(open_regular(path), "rb") as file:
             digest = xxhash.xxh3_128_hexdigest(file.read(manifest.header_size))
     except OSError as error:
-        yield Failure(name, None, f"{LOST} {error.strerror}")
+        yield Failure(name, None, f"{SHORT} can't be read: {error.strerror}")
         return
     if size != manifest.size:
         cut = next((t for t in manifest.tensors if manifest.header_size + t.offset + t.nbytes > size), None)
         what = f"from tensor {cut.name} on it isn't whole" if cut else "it has a tail"
-        reason = f"{_SHORT} has {size} bytes, its manifest states {manifest.size}; {what}"
+        reason = f"{SHORT} has {size} bytes, its manifest states {manifest.size}; {what}"
         yield Failure(name, cut.name if cut else None, reason)
         return
     if digest != manifest.header_xxh3:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 MOST = 200
 """Failures that a result lists; more are counted."""
+SHORT = "is cut short or lost:"
+"""What a failure says of a shard file that doesn't hold all that it should."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import xxhash
 
-from converter.findings import Failure
+from converter.findings import SHORT, Failure
 from converter.streams.hashing import CHUNK
 from converter.streams.reading import Reader
 from converter.streams.workers import Meter, run_all
@@ -18,8 +18,6 @@ from shard_plans.errors import ManifestError
 
 RUN = 64 << 20
 """Bytes that one thread reads in a row, at most; whole chunks."""
-LOST = "is cut short or lost: can't be read:"
-"""What a failure says of a file that isn't there or doesn't open."""
 STEP = 2 << 20
 """Bytes that it reads at a time: enough for the full speed of most disks, few enough to be still in the cache."""
 
@@ -85,7 +83,7 @@ def _runs(out: Path, manifests: Iterable[ShardManifest], failures: list[Failure]
         try:
             size = (out / manifest.file).stat().st_size
         except OSError as error:
-            failures.append(Failure(manifest.file, None, f"{LOST} {error.strerror}"))
+            failures.append(Failure(manifest.file, None, f"{SHORT} can't be read: {error.strerror}"))
             continue
         run, end = _Run(manifest, []), 0
         for tensor in sorted(manifest.tensors, key=lambda tensor: tensor.offset):

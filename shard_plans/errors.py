@@ -90,13 +90,15 @@ def refusal(error: OSError, what: object = None) -> str:
     name = error.filename if error.filename is not None else what
     where = f"{name} can't be used" if name is not None else "the system refused a call"
     remedy = "its permissions" if error.errno in (errno.EACCES, errno.EPERM) else "the disk"
-    return f"{where}: {error.strerror or error}; see to {remedy}, and run again"
+    return f"{where}: {error.strerror}; see to {remedy}, and run again"
 
 
 @contextmanager
 def using(what: object, fault: type[ReshardError]) -> Iterator[None]:
-    """What the system refuses meanwhile is a `fault` of `what`."""
+    """What the system refuses meanwhile is a `fault` of `what`; not that nobody reads what is printed on the way."""
     try:
         yield
     except OSError as error:
+        if error.errno is None or error.errno == errno.EPIPE:
+            raise
         raise fault(refusal(error, what)) from error

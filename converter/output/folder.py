@@ -16,7 +16,7 @@ from converter.streams.hashing import file_digest
 from converter.streams.writing import write_fault
 from shard_plans.checkpoints.headers import brief
 from shard_plans.documents.manifest import MARKER, ROOT, Manifest, ManifestFile
-from shard_plans.errors import OutputError
+from shard_plans.errors import OutputError, using
 
 __all__ = ["Identity", "OutputFolder"]
 
@@ -70,10 +70,8 @@ class OutputFolder:
     @property
     def whole(self) -> bool:
         """Whether the root manifest is there. Raises OutputError where that can't be told."""
-        try:
+        with using(self.path / ROOT, OutputError):
             return (self.path / ROOT).exists()
-        except OSError as error:
-            raise OutputError(f"{self.path / ROOT} can't be looked at: {error.strerror}; run again") from error
 
     def __enter__(self) -> OutputFolder:
         """Make the folder, lock it, and discard what is of no use of an unfinished conversion. Raises OutputError."""

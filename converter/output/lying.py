@@ -12,7 +12,7 @@ from converter.output.parts import MARKER_LIMIT, is_leftover
 from shard_plans.checkpoints.headers import brief
 from shard_plans.checkpoints.regular import read_regular
 from shard_plans.documents.manifest import MARKER, ROOT, Manifest, read_manifest
-from shard_plans.errors import ManifestError, OutputError
+from shard_plans.errors import ManifestError, OutputError, using
 
 
 def finished(path: Path, identity: Identity, names: Set[str]) -> Manifest | None:
@@ -20,12 +20,10 @@ def finished(path: Path, identity: Identity, names: Set[str]) -> Manifest | None
 
     Raises OutputError where the folder holds anything else, or can't be read.
     """
-    try:
+    with using(path, OutputError):
         present = _present(path)
         if ROOT in present:
             return _whole(path, identity)
-    except OSError as error:
-        raise OutputError(f"{path} can't be read: {error.strerror}") from error
     whose = marked(path)
     allowed = {*names, *(name + PARTIAL for name in names)}
     present = {name for name in present if not is_leftover(name)}
