@@ -26,8 +26,10 @@ from shard_plans.documents.plan import plan_digest
 from shard_plans.errors import OutputError, PlanError
 from shard_plans.placement.place import place
 from tests.conftest import MakeCheckpoint
+from tests.tools import crash
 from tests.tools.converted import bound, contents, converted
 from tests.tools.plans import make_plan
+from tests.tools.unprivileged import obey_permissions
 
 
 def test_nothing_to_do_the_second_time(tiny: MakeCheckpoint, tmp_path: Path) -> None:
@@ -167,11 +169,20 @@ def test_a_folder_that_cannot_be_made_is_refused(tiny: MakeCheckpoint, tmp_path:
             converted(tiny("llama"), out)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_an_unwritable_folder_is_refused(tiny: MakeCheckpoint, tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(OutputError, match="can't be written: Permission denied"):
-        converted(tiny("llama"), tmp_path)
+@pytest.mark.parametrize("mode", [0o500, 0])
+def test_an_unwritable_folder_is_refused(tiny: MakeCheckpoint, tmp_path: Path, mode: int) -> None:
+    out, source = tmp_path / "out", tiny("llama")
+    out.mkdir(mode)
+
+    def work() -> str:
+        obey_permissions()
+        with pytest.raises(OutputError, match=r"out can't be (written|used): Permission denied") as refused:
+            converted(source, out)
+        return str(refused.value)
+
+    assert crash.forked(work, report=tmp_path / "said") == 0
+    out.chmod(0o700)
+    assert not list(out.iterdir())
 
 
 def test_a_small_disk_is_refused_before_writing(

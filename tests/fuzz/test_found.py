@@ -21,19 +21,12 @@ from shard_plans.errors import (
 )
 from shard_plans.families.dims import Share, parse_dim, take
 from shard_plans.families.family import load_family, parse_family
+from tests.fuzz.conftest import SIZES
 from tests.tools import tamper
 from tests.tools.converted import bound, converted
 from tests.tools.little import Stored, little_tensors, write_little
 from tests.tools.little_configs import CONFIGS, PLANS, little
 from tests.tools.plans import make_plan
-
-NAME = "qwen3_moe"
-SIZES = PLANS[NAME][0]
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_little(tmp_path / "source", CONFIGS[NAME], little(NAME))
 
 
 def test_messages_are_one_line_whatever_they_quote() -> None:

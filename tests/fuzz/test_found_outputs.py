@@ -20,19 +20,11 @@ from shard_plans.errors import (
     CheckpointError,
     ManifestError,
     OutputError,
+    using,
 )
+from tests.fuzz.conftest import SIZES
 from tests.tools.cli import RunCli
 from tests.tools.converted import converted
-from tests.tools.little import write_little
-from tests.tools.little_configs import CONFIGS, PLANS, little
-
-NAME = "qwen3_moe"
-SIZES = PLANS[NAME][0]
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_little(tmp_path / "source", CONFIGS[NAME], little(NAME))
 
 
 @pytest.mark.parametrize(
@@ -194,3 +186,14 @@ def test_an_output_that_can_not_be_begun_is_refused(
         converted(source, tmp_path / "out", SIZES)
     converted(source, tmp_path / "out", SIZES)
     assert check(tmp_path / "out", source).passed
+
+
+def test_what_nobody_reads_is_no_fault_of_the_disk() -> None:
+    """Progress is printed on the way: a closed pipe must end the command as such, not as a fault of the output."""
+    with pytest.raises(BrokenPipeError), using("out", OutputError):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+    with (
+        pytest.raises(OutputError, match="out can't be used: Input/output error; see to the disk"),
+        using("out", OutputError),
+    ):
+        raise OSError(errno.EIO, "Input/output error")

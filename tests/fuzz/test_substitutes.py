@@ -10,19 +10,9 @@ import pytest
 from converter.check import check
 from converter.output.parts import Part
 from shard_plans.errors import OutputError
+from tests.fuzz.conftest import SIZES
 from tests.tools.cli import RunCli
 from tests.tools.converted import contents, converted
-from tests.tools.little import write_little
-from tests.tools.little_configs import CONFIGS, PLANS, little
-
-NAME = "qwen3_moe"
-SIZES = PLANS[NAME][0]
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_little(tmp_path / "source", CONFIGS[NAME], little(NAME))
-
 
 KINDS = ("pipe", "folder", "loop", "away", "device", "empty", "gone")
 
