@@ -143,15 +143,18 @@ def _documents(out: Path, root: Manifest) -> Iterator[Failure]:
 
 
 def _foreign(out: Path, root: Manifest) -> Iterator[Failure]:
-    """Files that no manifest lists."""
+    """Files that no manifest lists, and folders that can't be looked into for them."""
     known = {ROOT, SUMS, *(file.name for file in root.documents)}
     known |= {f"{SOURCE}/{file.name}" for file in root.carried}
     known |= {name for file in root.files for name in (file.name, file.manifest)}
-    for base, _, names in os.walk(out):
+    closed: list[OSError] = []
+    for base, _, names in os.walk(out, onerror=closed.append):
         for name in names:
             path = os.path.relpath(os.path.join(base, name), out)
             if path not in known and not is_leftover(path):
                 yield Failure(path, None, f"isn't part of this output: {ROOT} doesn't list it")
+    for error in closed:
+        yield Failure(os.path.relpath(error.filename or out, out), None, f"can't be looked into: {error.strerror}")
 
 
 def _frame(out: Path, manifest: ShardManifest, native: bool) -> Iterator[Failure]:

@@ -90,11 +90,10 @@ class Sink:
 
     def _advance(self, count: int) -> None:
         self._filled += count
-        full = self._filled == len(self._room)
-        if full or self._filled - self._hashed >= HOT:
-            self._digest()
-        if full:
+        if self._filled == len(self._room):
             self._flush()
+        elif self._filled - self._hashed >= HOT:
+            self._digest()
 
     def _digest(self) -> None:
         """Hash what came since the last time."""

@@ -14,9 +14,10 @@ from converter import findings
 from converter.check import check
 from shard_plans.errors import CheckpointError, ManifestError
 from tests.conftest import MakeCheckpoint
-from tests.tools import tamper
+from tests.tools import crash, tamper
 from tests.tools.converted import bound, converted, small_chunks
 from tests.tools.spoiled import Made, only
+from tests.tools.unprivileged import obey_permissions
 
 
 @pytest.mark.parametrize("tensor", ["embed", "attn.o.scale", "experts.down", "norm"])
@@ -133,6 +134,18 @@ def test_a_file_that_the_disk_does_not_give_is_named(
     assert (len(result.failures) == 1) == (call == "stat")
     assert len(others) == (deep and call == "preadv")
     assert all(f"ended early: {made.out / file} can't be read" in reason for reason in others)
+
+
+def test_a_folder_that_cannot_be_looked_into_is_named(made: Made, tmp_path: Path) -> None:
+    """What lies in it may be no part of the output: it was passed over in silence."""
+    (made.out / "more").mkdir(0)
+
+    def work() -> str:
+        obey_permissions()
+        return "; ".join(map(str, only(made.shallow())))
+
+    assert crash.forked(work, report=tmp_path / "said") == 0
+    assert (tmp_path / "said").read_text() == "more; None; can't be looked into: Permission denied"
 
 
 def test_a_foreign_file_is_named(made: Made) -> None:
